@@ -1,0 +1,1 @@
+"""Training of translation models; depends on `translator`, never the other way round."""

@@ -1,0 +1,135 @@
+"""Containers that keep K and V in one dense buffer: `dynamic` grows it, `static` allocates it once."""
+
+import torch
+from torch import Tensor
+
+from translator.cache.base import CacheFullError, Lengths, SelfAttentionCache, Step
+
+
+class DenseCache(SelfAttentionCache):
+    """K and V in two buffers `(rows, H, slots, D_head)`; subclasses decide how many slots there are.
+
+    Invariant between steps: every slot at or beyond its row's length is zero. A mask alone would not be enough, since
+    0 * NaN is NaN.
+    """
+
+    def __init__(self, rows: int, like: Tensor, slots: int) -> None:
+        """`like` `(·, H, ·, D_head)` gives heads, head width, dtype and device."""
+        self.k = _zeros(like, rows, slots)
+        self.v = _zeros(like, rows, slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return self.k.untyped_storage().nbytes() + self.v.untyped_storage().nbytes()
+
+    @property
+    def slots(self) -> int:
+        """Slots in each row."""
+        return self.k.shape[2]
+
+    def append(self, k: Tensor, v: Tensor, step: Step) -> None:
+        """Writes `k, v` `(rows, H, T, D_head)` into the slots of `step`."""
+        for buffer, new in ((self.k, k), (self.v, v)):
+            if step.slots is None:
+                assert step.start is not None
+                buffer.narrow(2, step.start, step.T).copy_(new)
+            else:
+                rows = torch.arange(new.shape[0], device=new.device).unsqueeze(1)
+                buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
+
+    def view(self, step: Step) -> tuple[Tensor, Tensor]:
+        """K and V `(rows, H, step.visible, D_head)`: views, no copy."""
+        return self.k.narrow(2, 0, step.visible), self.v.narrow(2, 0, step.visible)
+
+    def expand(self, beams: int, length: int) -> None:
+        """Repeats every row `beams` times, neighbours first."""
+        for name, old in (("k", self.k), ("v", self.v)):
+            new = _zeros(old, old.shape[0] * beams, self.slots)
+            new[:, :, :length] = old[:, :, :length].repeat_interleave(beams, dim=0)
+            setattr(self, name, new)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Row `i` becomes the old row `rows[i]`, in place, so that addresses stay; spare rows leave the view."""
+        self.k, self.v = _select(self.k, rows, length), _select(self.v, rows, length)
+
+    def admit(self, rows: range, source: SelfAttentionCache, length: int) -> None:
+        """Rows `rows` become the rows of `source` (one row is repeated), whose first `length` slots are filled."""
+        if not isinstance(source, DenseCache):
+            raise self._cannot(f"admit from cache kind {source.kind!r}")
+        for buffer, new in ((self.k, source.k), (self.v, source.v)):
+            target = buffer[rows.start : rows.stop]
+            target.zero_()
+            target[:, :, :length] = new[:, :, :length]
+
+    def clear(self, lengths: Lengths, until: int) -> None:
+        """Zeroes each row's slots from its length up to `until`."""
+        for buffer in (self.k, self.v):
+            if lengths.uniform is not None:
+                buffer[:, :, lengths.uniform : until] = 0
+                continue
+            beyond = torch.arange(until) >= lengths.tensor().unsqueeze(1)
+            buffer[:, :, :until].masked_fill_(beyond.to(buffer.device)[:, None, :, None], 0)
+
+
+class DynamicCache(DenseCache):
+    """Grows by doubling: n steps copy O(n) slots in all, where concatenating at each step copies O(n²)."""
+
+    kind = "dynamic"
+    first_slots = 32
+
+    def __init__(self, rows: int, like: Tensor, capacity: int | None = None) -> None:
+        super().__init__(rows, like, capacity or self.first_slots)
+
+    def reserve(self, length: int, block: int) -> int:
+        """Doubles the slots until `length`, in whole blocks, fits; returns how many slots a view shows."""
+        visible = whole_blocks(length, block)
+        if visible > self.slots:
+            slots = self.slots
+            while slots < visible:
+                slots *= 2
+            self.k, self.v = _grown(self.k, slots), _grown(self.v, slots)
+        return visible
+
+
+class StaticCache(DenseCache):
+    """`capacity` slots, allocated once and written in place: addresses never change, a full cache says so."""
+
+    kind = "static"
+
+    def __init__(self, rows: int, like: Tensor, capacity: int | None = None) -> None:
+        if capacity is None:
+            raise ValueError("cache kind 'static' needs a capacity: the most tokens a row will hold")
+        super().__init__(rows, like, capacity)
+
+    def reserve(self, length: int, block: int) -> int:
+        """Raises `CacheFullError` when `length` slots are more than there are; returns how many a view shows."""
+        if length > self.slots:
+            raise CacheFullError(
+                f"static cache is full: {length} slots are needed and capacity is {self.slots}; "
+                "start it with a larger capacity or use kind='dynamic'"
+            )
+        return min(whole_blocks(length, block), self.slots)
+
+
+def whole_blocks(length: int, block: int) -> int:
+    """`length` rounded up to whole blocks."""
+    return -(-length // block) * block
+
+
+def _zeros(like: Tensor, rows: int, slots: int) -> Tensor:
+    # A normal tensor even when made in inference mode, so that later steps may run outside that mode.
+    with torch.inference_mode(False):
+        return torch.zeros(rows, like.shape[1], slots, like.shape[3], dtype=like.dtype, device=like.device)
+
+
+def _grown(old: Tensor, slots: int) -> Tensor:
+    new = _zeros(old, old.shape[0], slots)
+    new[:, :, : old.shape[2]] = old
+    return new
+
+
+def _select(buffer: Tensor, rows: Tensor, length: int) -> Tensor:
+    kept = buffer.narrow(0, 0, len(rows))
+    kept.narrow(2, 0, length).copy_(buffer.narrow(2, 0, length).index_select(0, rows))
+    return kept

@@ -1,0 +1,143 @@
+"""Validated settings. Each is checked on construction and written beside every checkpoint."""
+
+import dataclasses
+import difflib
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from translator.errors import UserError
+
+STRICT = ConfigDict(extra="forbid")
+
+T = TypeVar("T")
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of a `TranslationModel`; names are those of `torch.nn.Transformer`.
+
+    `vocab_size` is V, `d_model` D, `nhead` H. `max_positions` bounds both the source and the target length, in
+    tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
+    """
+
+    vocab_size: int = Field(ge=5)
+    d_model: int = Field(default=256, ge=2)
+    nhead: int = Field(default=4, ge=1)
+    num_encoder_layers: int = Field(default=6, ge=0)
+    num_decoder_layers: int = Field(default=3, ge=1)
+    dim_feedforward: int = Field(default=1024, ge=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    activation: Literal["relu", "gelu"] = "relu"
+    layer_norm_eps: float = Field(default=1e-5, gt=0)
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    max_positions: int = Field(default=256, ge=4)
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "ModelConfig":
+        if self.d_model % self.nhead:
+            raise ValueError(f"d_model {self.d_model} must be a multiple of nhead {self.nhead}")
+        return self
+
+
+# `xianyan` is the model of the project's source text; `small` is sized for training on two CPU cores.
+PRESETS: dict[str, dict[str, Any]] = {
+    "xianyan": {
+        "d_model": 384,
+        "nhead": 6,
+        "num_encoder_layers": 8,
+        "num_decoder_layers": 8,
+        "dim_feedforward": 1536,
+    },
+    "small": {
+        "d_model": 256,
+        "nhead": 4,
+        "num_encoder_layers": 6,
+        "num_decoder_layers": 3,
+        "dim_feedforward": 1024,
+    },
+}
+
+
+def preset(name: str, vocab_size: int, **overrides: Any) -> ModelConfig:
+    """The `ModelConfig` of a named preset; raises `UserError` for an unknown name."""
+    if name not in PRESETS:
+        raise UserError(f"unknown model preset {name!r}; known: {', '.join(sorted(PRESETS))}")
+    return parse(ModelConfig, {**PRESETS[name], "vocab_size": vocab_size, **overrides}, where=f"preset {name}")
+
+
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class DecodeConfig:
+    """How one sentence is decoded. The defaults are those of the command line.
+
+    A hypothesis scores `log_prob / length ** length_penalty`; its length counts the end token.
+    `max_length` tokens, end token included, is at most `max_length_factor * S + max_length_extra` for a source of S
+    tokens. `early_stopping=True` ends a sentence when `beam_size` hypotheses are complete (Bahdanau et al. 2014, as
+    Marian and fairseq do); `False` goes on until no live hypothesis can still beat the worst kept one (Huang et al.
+    2017, "When to Finish?").
+    """
+
+    beam_size: int = Field(default=4, ge=1)
+    length_penalty: float = Field(default=1.0, ge=0)
+    n_best: int = Field(default=1, ge=1)
+    early_stopping: bool = True
+    max_length_factor: float = Field(default=2.0, ge=0)
+    max_length_extra: int = Field(default=10, ge=1)
+    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    sampling: bool = False
+    temperature: float = Field(default=1.0, gt=0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_n_best(self) -> "DecodeConfig":
+        if not self.sampling and self.n_best > self.beam_size:
+            raise ValueError(
+                f"n_best {self.n_best} is more than beam_size {self.beam_size}; a beam gives at most its size"
+            )
+        return self
+
+    def max_length(self, source_length: int) -> int:
+        """Longest target, in tokens, for a source of `source_length` tokens."""
+        return int(self.max_length_factor * source_length) + self.max_length_extra
+
+
+def parse(cls: type[T], values: object, *, where: str) -> T:
+    """`cls` from plain values; raises `UserError` in one line that names `where`, the key and what would be right."""
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_describe(error, cls)}") from None
+
+
+def _describe(error: ValidationError, cls: type) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    message = first["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def to_json(config: object) -> str:
+    """A config as indented JSON, read back by `from_json`."""
+    return json.dumps(TypeAdapter(type(config)).dump_python(config, mode="json"), indent=2, sort_keys=True) + "\n"
+
+
+def from_json(cls: type[T], path: Path) -> T:
+    """Reads a config written by `to_json`; raises `UserError` when the file is missing, broken or foreign."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+    return parse(cls, values, where=str(path))
