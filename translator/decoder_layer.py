@@ -115,6 +115,10 @@ class CachedDecoderLayer(nn.Module):
         for name, module in layer.named_children():
             if name not in ("self_attn", "multihead_attn"):
                 setattr(shared, name, module)
+        if shared.activation is not layer.activation:
+            # PyTorch's layer computes F.relu in place of an activation module once it was copied, as
+            # nn.TransformerDecoder copies it; the module stays in its state_dict, unused.
+            shared.__dict__["activation"] = layer.activation
         shared.training = layer.training
         return shared
 
@@ -154,7 +158,9 @@ class CachedDecoderLayer(nn.Module):
         )
         return as_given(self.run(x, source, masks), tgt, self.batch_first)
 
-    def run(self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections | None = None) -> Tensor:
+    def run(
+        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections | None = None
+    ) -> Tensor:
         """The layer itself, batch first: `x` `(rows, T, D)`, `source` the memory `(B, S, D)` or a step of a cache."""
         proj = proj or self.projections()
         if self.norm_first:
@@ -165,7 +171,9 @@ class CachedDecoderLayer(nn.Module):
         x = self.norm2(x + self.dropout2(self._cross_attention(x, source, masks, proj)))
         return self.norm3(x + self.dropout3(self._feed_forward(x, proj)))
 
-    def _self_attention(self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections) -> Tensor:
+    def _self_attention(
+        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections
+    ) -> Tensor:
         heads = self.self_attn.num_heads
         q, k, v = (split_heads(part, heads) for part in proj.qkv(x).chunk(3, dim=-1))
         if isinstance(source, LayerStep):
@@ -173,13 +181,17 @@ class CachedDecoderLayer(nn.Module):
         dropout = self.self_attn.dropout_now()
         return proj.out(merge_heads(attend(q, k, v, masks.self_attn, masks.self_is_causal, dropout)))
 
-    def _cross_attention(self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections) -> Tensor:
+    def _cross_attention(
+        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections
+    ) -> Tensor:
         if isinstance(source, LayerStep):
             k, v = source.cache.cross_attn.k, source.cache.cross_attn.v
         else:
             k, v = self.cross_kv(source, proj)
         # The K beams of a sentence are K * T query rows against one copy of its keys: (B * K, T, D) -> (B, K * T, D).
-        q = split_heads(proj.cross_q(x).view(k.shape[0], -1, x.shape[-1]), self.multihead_attn.num_heads)
+        beams = x.shape[0] // max(k.shape[0], 1)
+        q = proj.cross_q(x).view(k.shape[0], beams * x.shape[1], x.shape[2])
+        q = split_heads(q, self.multihead_attn.num_heads)
         dropout = self.multihead_attn.dropout_now()
         attended = attend(q, k, v, masks.cross_attn, masks.cross_is_causal, dropout)
         return proj.cross_out(merge_heads(attended).view_as(x))
@@ -266,6 +278,8 @@ class CachedDecoder(nn.Module):
         if memory.dim() == 2 and memory_key_padding_mask is not None and memory_key_padding_mask.dim() == 1:
             memory_key_padding_mask = memory_key_padding_mask.unsqueeze(0)
         visible = padding_visible(memory_key_padding_mask, source.shape[0], source.shape[1])
+        if visible is not None:  # an encoder may leave NaN at padding, and a mask alone doesn't stop it
+            source = source.masked_fill(~visible.unsqueeze(-1), 0)
         cross = [tuple(part.contiguous() for part in layer.cross_kv(source)) for layer in self.layers]  # type: ignore[operator]
         return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)  # type: ignore[arg-type]
 
@@ -315,12 +329,12 @@ class CachedDecoder(nn.Module):
             )
         past, T = cache.length, x.shape[1]
         shape = (x.shape[0], self.num_heads, T, past + T)
-        given, _ = merge_masks(tgt_mask, tgt_key_padding_mask, shape, x.dtype, past=past)
+        given, _ = merge_masks(tgt_mask, _rows(tgt_key_padding_mask), shape, x.dtype, past=past)
         step = cache.begin(T)
         if given is None:
             masks = LayerMasks(step.mask, step.is_causal, step.source_mask)
         else:
-            masks = LayerMasks(restrict(given, step.mask, step.is_causal), False, step.source_mask)
+            masks = LayerMasks(restrict(given, step.mask, step.is_causal, T), False, step.source_mask)
         for layer, layer_step in zip(self.layers, step.layers, strict=True):
             x = layer.run(x, layer_step, masks)  # type: ignore[operator]
         x = x if self.norm is None else self.norm(x)
@@ -335,16 +349,20 @@ def training_masks(heads: int, x: Tensor, source: Tensor, tgt: MaskTriple, memor
     """Both attentions' masks for `x` `(B, T, D)` and `source` `(B, S, D)`, from (mask, key padding, causal) of each."""
     if x.shape[0] != source.shape[0]:
         raise ValueError(f"tgt has {x.shape[0]} rows and memory {source.shape[0]}")
+    if memory[2] and memory[0] is None:
+        raise ValueError("memory_is_causal is a hint about memory_mask and needs one")
     B, T, S = x.shape[0], x.shape[1], source.shape[1]
     self_mask, self_causal = merge_masks(tgt[0], _rows(tgt[1]), (B, heads, T, T), x.dtype, tgt[2] and tgt[0] is None)
-    cross_mask, cross_causal = merge_masks(
-        memory[0], _rows(memory[1]), (B, heads, T, S), x.dtype, memory[2] and memory[0] is None
-    )
-    return LayerMasks(self_mask, self_causal, cross_mask, cross_causal)
+    cross_mask, _ = merge_masks(memory[0], _rows(memory[1]), (B, heads, T, S), x.dtype)
+    return LayerMasks(self_mask, self_causal, cross_mask)
 
 
 def _rows(key_padding_mask: Tensor | None) -> Tensor | None:
-    return key_padding_mask.unsqueeze(0) if key_padding_mask is not None and key_padding_mask.dim() == 1 else key_padding_mask
+    return (
+        key_padding_mask.unsqueeze(0)
+        if key_padding_mask is not None and key_padding_mask.dim() == 1
+        else key_padding_mask
+    )
 
 
 def as_batch(x: Tensor, batch_first: bool) -> Tensor:

@@ -61,12 +61,15 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype)
 
 
-def restrict(mask: Tensor, visible: Tensor | None, is_causal: bool) -> Tensor:
-    """`mask` `(…, T, S)` (True = visible, or floats to add) narrowed to what a step's own mask shows."""
+def restrict(mask: Tensor, visible: Tensor | None, is_causal: bool, T: int) -> Tensor:
+    """`mask` `(…, T or 1, S)` (True = visible, or floats to add) narrowed to what a step's own mask shows.
+
+    T is told, not read off `mask`: one made of key padding alone has a single row for all T queries.
+    """
     if visible is None:
         if not is_causal:
             return mask
-        visible = ~causal_mask(mask.shape[-2], mask.shape[-1], mask.device)
+        visible = ~causal_mask(T, mask.shape[-1], mask.device)
     return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, float("-inf"))
 
 

@@ -138,9 +138,9 @@ def _output(path: Path) -> Iterator[_OutputFile]:
         return
     target = Path(os.path.realpath(path))  # a symbolic link stays a link
     temporary = target.with_name(f".translator-{secrets.token_hex(8)}.tmp")
+    with _blaming(path):
+        raw = _OutputFile(temporary, "x", path)
     try:
-        with _blaming(path):
-            raw = _OutputFile(temporary, "x", path)
         with raw:
             with _blaming(path):
                 if target.exists():

@@ -62,7 +62,7 @@ class SelfAttentionCache(ABC):
 
     def clear(self, lengths: "Lengths", until: int) -> None:
         """Zeroes each row's slots from its length up to `until`."""
-        raise self._cannot("crop or reset")
+        raise self._cannot("crop, reset or roll back a step")
 
     def _cannot(self, operation: str) -> UnsupportedCacheOperation:
         return UnsupportedCacheOperation(f"cache kind {self.kind!r} cannot {operation}")
@@ -122,9 +122,9 @@ class Lengths:
     @classmethod
     def of(cls, values: Tensor) -> "Lengths":
         """From a tensor `(rows,)`; equal values take the fast path."""
-        values = values.detach().to("cpu", torch.int64).reshape(-1)
-        if len(values) and bool((values == values[0]).all()):
-            return cls(len(values), int(values[0]))
+        values = values.detach().to("cpu", torch.int64, copy=True).reshape(-1)  # the caller may write into theirs
+        if not len(values) or bool((values == values[0]).all()):
+            return cls(len(values), int(values[0]) if len(values) else 0)
         return cls(len(values), None, values)
 
     @property
@@ -157,6 +157,8 @@ class LayerStep:
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends `k, v` `(rows, H, T, D_head)` and returns all of K and V. The one line that knows of caching."""
+        if self.step.closed:
+            raise RuntimeError("this step is over: it was committed, or another was begun or the grid changed since")
         container = self.cache.self_attn
         container.append(k, v, self.step)
         self.written = True
@@ -169,7 +171,7 @@ class Step:
 
     `mask` has `scaled_dot_product_attention`'s polarity (True = visible): None, `(T, visible)` or
     `(rows, 1, T, visible)`. `is_causal` stands for the plain triangle of a first step. `source_mask`, True = visible,
-    is `(B, 1, 1, S)` or None.
+    is `(B, 1, 1, S)` or None. `closed` once committed or rolled back: nothing more is written.
     """
 
     T: int
@@ -179,6 +181,7 @@ class Step:
     mask: Tensor | None
     is_causal: bool
     source_mask: Tensor | None
+    closed: bool = False
     layers: list[LayerStep] = field(default_factory=list)
 
 

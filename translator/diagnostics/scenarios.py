@@ -1,0 +1,238 @@
+"""What a cache is put through. Each scenario compares every logit it produces with both paths that need no cache."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from translator.cache import CACHE_KINDS
+from translator.diagnostics.bench import PATHS, Bench, Row
+from translator.diagnostics.searches import (
+    RecordedCacheStepper,
+    WholePrefixStepper,
+    compare_results,
+    compare_turns,
+    run_search,
+)
+from translator.diagnostics.tally import Tally
+
+LIFE_POSITIONS = 16
+"""Target positions that `life` needs."""
+
+# Small, so that a short script makes a growing container grow, and one view isn't a whole number of blocks.
+FIRST_SLOTS, CAPACITY, BLOCK = 4, 20, 8
+
+# One token at a time, several, and everything at once; repeated until the targets are used up.
+STEP_LENGTHS: tuple[tuple[int, ...], ...] = ((1,), (1, 4, 3, 2, 7), (1 << 30,))
+
+
+class Grid:
+    """A cache, and beside it a plain record: for each sentence of the grid, its rows' sentence and tokens.
+
+    Every operation is done to both. Logits of steps are kept until the record changes other than by growing, then
+    compared with what the references say of the record.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        tally: Tally,
+        sentences: Sequence[int],
+        kind: str,
+        *,
+        beams: int = 1,
+        capacity: int = CAPACITY,
+        block: int = 1,
+    ) -> None:
+        """`block` is the unit of the views that attention gets; see `DecoderCache.begin`."""
+        self.bench = bench
+        self.tally = tally
+        self.cache = bench.start(sentences, kind, beams, capacity if kind == "static" else FIRST_SLOTS)
+        self.cache.begin = functools.partial(self.cache.begin, block=block)  # type: ignore[method-assign]
+        self.grid: list[list[Row]] = [[(sentence, ())] * beams for sentence in sentences]
+        self.pending: list[tuple[Tensor, Tensor]] = []
+        self.fed = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, sentence by sentence."""
+        return [row for rows in self.grid for row in rows]
+
+    def lengths(self) -> Tensor:
+        """Tokens in each row `(rows,)`, by the record."""
+        return torch.tensor([len(tokens) for _, tokens in self.rows])
+
+    @torch.no_grad()
+    def step(self, T: int) -> None:
+        """Feeds every row T tokens of its own."""
+        before = self.lengths()
+        tokens = self.bench.tokens[: len(before), self.fed : self.fed + T]
+        self.fed += T
+        logits = self.bench.model.logits(self.bench.model.decode(tokens.to(self.bench.device), self.cache))
+        self.pending.append((before, logits))
+        grown = [(row[0], (*row[1], *new)) for row, new in zip(self.rows, tokens.tolist(), strict=True)]
+        K = len(self.grid[0])
+        self.grid = [grown[b * K : (b + 1) * K] for b in range(len(self.grid))]
+
+    def check(self) -> None:
+        """Compares what the steps since the last check gave, at every position."""
+        if not self.pending:
+            return
+        pending, self.pending = self.pending, []
+        rows, since = self.rows, min(int(before.min()) for before, _ in pending)
+        for path in PATHS:
+            expected = self.bench.logits(path, rows, since)
+            for before, logits in pending:
+                places = before.unsqueeze(1) + torch.arange(logits.shape[1]) - since
+                picked = expected[torch.arange(len(rows)).unsqueeze(1), places]
+                self.tally.compare(path, logits, picked)
+
+    def expand(self, beams: int) -> None:
+        """Gives every sentence `beams` rows."""
+        self.check()
+        self.cache.expand(beams)
+        self.grid = [rows * beams for rows in self.grid]
+
+    def reorder(self) -> None:
+        """Moves every sentence's beams, differently in each, one of them twice and one not at all."""
+        self.check()
+        B, K = len(self.grid), len(self.grid[0])
+        beam = (torch.arange(K) + torch.arange(B).unsqueeze(1) + 1) % K
+        beam[:, -1] = beam[:, 0]
+        self.cache.reorder(beam)
+        self.grid = [[self.grid[b][k] for k in parents] for b, parents in enumerate(beam.tolist())]
+
+    def compact(self, keep: list[int]) -> None:
+        """Goes on with these sentences, in this order."""
+        self.check()
+        self.cache.compact(torch.tensor(keep))
+        self.grid = [self.grid[b] for b in keep]
+
+    def crop(self, lengths: Tensor) -> None:
+        """Shortens the rows to `lengths` `(rows,)`."""
+        self.check()
+        self.cache.crop(lengths)
+        wanted = iter(lengths.tolist())
+        self.grid = [[(row[0], row[1][: next(wanted)]) for row in rows] for rows in self.grid]
+
+    def admit(self, slot: int, newcomer: "Grid") -> None:
+        """Lets the one sentence of `newcomer` take the place of `slot`."""
+        self.check()
+        newcomer.check()
+        self.cache.admit(slot, newcomer.cache)
+        K = len(self.grid[slot])
+        self.grid[slot] = newcomer.grid[0] * (K // len(newcomer.grid[0]))
+
+    def reset(self, newcomers: "Grid | None" = None) -> None:
+        """Empties every row; with `newcomers`, their sentences are decoded next."""
+        self.check()
+        self.cache.reset(newcomers.cache if newcomers else None)
+        sentences = [rows[0][0] for rows in (newcomers or self).grid]
+        self.grid = [[(sentence, ())] * len(rows) for sentence, rows in zip(sentences, self.grid, strict=True)]
+
+    def poison(self, T: int, *, commit: bool) -> None:
+        """Writes T tokens of NaN and takes them back: a slot that isn't cleaned shows, masked or not."""
+        self.check()
+        before = self.lengths()
+        step = self.cache.begin(T)
+        for layer in step.layers:
+            k = layer.cache.cross_attn.k
+            bad = k.new_full((len(before), k.shape[1], T, k.shape[3]), float("nan"))
+            layer.update(bad, bad)
+        if commit:
+            self.cache.commit(step)
+            self.cache.crop(before)
+        else:
+            self.cache.rollback()
+
+
+def teacher_forced(bench: Bench, kind: str, tally: Tally) -> None:
+    """Given tokens over all sentences as one ragged batch, in steps of one, of several, and all at once."""
+    for lengths in STEP_LENGTHS:
+        grid = Grid(bench, tally, range(len(bench.sources)), kind, capacity=bench.longest)
+        turn = 0
+        while grid.fed < bench.longest:
+            grid.step(min(lengths[turn % len(lengths)], bench.longest - grid.fed))
+            turn += 1
+        grid.check()
+
+
+def life(bench: Bench, kind: str, tally: Tally) -> None:
+    """Everything that can happen to a grid of beams, in views as short as they can be and in blocks."""
+    for block in (1, BLOCK):
+        _grown_and_cut(bench, kind, tally, block)
+        _reused(bench, kind, tally, block)
+
+
+def _grown_and_cut(bench: Bench, kind: str, tally: Tally, block: int) -> None:
+    """Beams that part, move, lose sentences, differ in length and lose tokens again."""
+    grid = Grid(bench, tally, _pick(bench, 0, 1, 2, 3), kind, block=block)
+    grid.step(2)
+    grid.expand(bench.beams)
+    grid.step(1)
+    grid.step(1)
+    grid.reorder()
+    grid.step(3)
+    grid.compact([2, 0, 3])
+    grid.step(1)
+    grid.crop(grid.lengths() - torch.arange(len(grid.rows)) % 3)
+    grid.step(2)
+    grid.reorder()
+    grid.step(1)
+    grid.poison(2, commit=True)
+    grid.step(1)
+    grid.poison(2, commit=False)
+    grid.step(1)
+    grid.compact([1])
+    grid.step(1)
+    grid.check()
+
+
+def _reused(bench: Bench, kind: str, tally: Tally, block: int) -> None:
+    """Sentences that take a finished one's place, and a grid that is emptied and used again."""
+    grid = Grid(bench, tally, _pick(bench, 0, 1, 2), kind, beams=bench.beams, block=block)
+    grid.step(1)
+    grid.step(3)
+    newcomer = Grid(bench, tally, _pick(bench, 3), kind)
+    newcomer.step(3)
+    grid.admit(0, newcomer)
+    grid.step(1)
+    grid.step(2)
+    grid.admit(2, Grid(bench, tally, _pick(bench, 4), kind, beams=bench.beams))
+    grid.step(1)
+    grid.step(3)
+    grid.crop(torch.full((len(grid.rows),), 2))
+    grid.step(4)
+    grid.reset()
+    grid.step(3)
+    grid.step(1)
+    grid.reset(Grid(bench, tally, _pick(bench, 5, 0, 4), kind, beams=bench.beams))
+    grid.step(2)
+    grid.step(1)
+    grid.check()
+
+
+def _pick(bench: Bench, *sentences: int) -> list[int]:
+    """These sentences of the bench, from the start again where it has fewer."""
+    return [sentence % len(bench.sources) for sentence in sentences]
+
+
+def whole_search(bench: Bench, kind: str, tally: Tally, *, beams: int) -> None:
+    """A search to its end, sentences finishing at different steps."""
+    stepper = RecordedCacheStepper(bench, kind, beams)
+    references = {path: bench.searched(path, beams) for path in PATHS}
+    found = None
+    try:
+        found = run_search(stepper)
+    finally:  # what a search did before it raised still tells how far off it was
+        parted = {path: compare_turns(tally, path, stepper.turns, ref.turns) for path, ref in references.items()}
+    for path, reference in references.items():
+        compare_results(tally, path, found, reference, parted[path])
+
+
+def without_cache(bench: Bench, tally: Tally) -> None:
+    """The reference itself: the product without a cache against PyTorch, and neither looks at later tokens."""
+    rows: list[Row] = [(s, tuple(row[: bench.longest])) for s, row in enumerate(bench.tokens[: len(bench.sources)].tolist())]
+    half = bench.longest // 2
+    changed: list[Row] = [(s, (*tokens[:half], *reversed(tokens[half:]), 0)) for s, tokens in rows]

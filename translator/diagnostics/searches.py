@@ -1,0 +1,149 @@
+"""Whole searches, with a cache and without: the same tokens, the same scores, the same logits on the way."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from torch import Tensor
+
+from translator.config import DecodeConfig
+from translator.diagnostics.bench import Bench, Row
+from translator.diagnostics.tally import Tally, TokenDifference
+from translator.search import CachedStepper, Hypothesis, Sentences, search
+
+Turn = tuple[list[Row], Tensor]
+"""One step of a search: what each row held, and its logits `(rows, V)`."""
+
+
+class WholePrefixStepper:
+    """A `Stepper` that recomputes every row from its first token, by one of `bench.PATHS`. Keeps all `turns`."""
+
+    def __init__(self, bench: Bench, path: str, beams: int) -> None:
+        self.bench = bench
+        self.path = path
+        self.batch_size = len(bench.sources)
+        self.beams = beams
+        self.rows: list[Row] = [(sentence, ()) for sentence in range(self.batch_size) for _ in range(beams)]
+        self.turns: list[Turn] = []
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Stepper`."""
+        self.rows = [(row[0], (*row[1], token)) for row, token in zip(self.rows, tokens.tolist(), strict=True)]
+        logits = self.next_logits(tokens)
+        self.turns.append((self.rows, logits))
+        return logits
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """Logits `(rows, V)` after the rows as they are, `tokens` `(rows,)` already appended."""
+        return self.bench.compute(self.path, self.rows, len(self.rows[0][1]) - 1)[:, 0]
+
+    def reorder(self, beam: Tensor) -> None:
+        """See `Stepper`."""
+        self.rows = [self.rows[b * self.beams + k] for b, parents in enumerate(beam.tolist()) for k in parents]
+
+    def compact(self, keep: Tensor) -> None:
+        """See `Stepper`."""
+        self.rows = [self.rows[b * self.beams + k] for b in keep.tolist() for k in range(self.beams)]
+        self.batch_size = len(keep)
+
+
+class RecordedCacheStepper(WholePrefixStepper):
+    """The product's `CachedStepper`, beside a record of its own of what each row holds."""
+
+    def __init__(self, bench: Bench, kind: str, beams: int) -> None:
+        super().__init__(bench, kind, beams)
+        capacity = bench.longest if kind == "static" else None
+        self.cached = CachedStepper(bench.model, bench.start(range(self.batch_size), kind, beams, capacity))
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """One step of the cache."""
+        return self.cached.step(tokens)
+
+    def reorder(self, beam: Tensor) -> None:
+        """See `Stepper`."""
+        super().reorder(beam)
+        self.cached.reorder(beam)
+
+    def compact(self, keep: Tensor) -> None:
+        """See `Stepper`."""
+        super().compact(keep)
+        self.cached.compact(keep)
+
+
+@dataclass(slots=True)
+class Searched:
+    """A search's hypotheses, best first for each sentence, and its steps. `found` is empty when it raised."""
+
+    turns: list[Turn]
+    found: list[list[Hypothesis]]
+
+
+def run_search(stepper: WholePrefixStepper) -> Searched:
+    """Greedy for one beam, else beam search with as many hypotheses as beams, under limits that differ by sentence."""
+    bench = stepper.bench
+    config = DecodeConfig(beam_size=stepper.beams, n_best=stepper.beams)
+    sentences = Sentences(
+        max_lengths=[min(config.max_length(len(source)), bench.longest) for source in bench.sources],
+        bos_id=bench.special.bos,
+        eos_id=bench.special.eos,
+        pad_id=bench.special.pad,
+    )
+    return Searched(stepper.turns, search(stepper, sentences, config))
+
+
+def compare_turns(tally: Tally, against: str, mine: Sequence[Turn], theirs: Sequence[Turn]) -> int | None:
+    """Compares logits as long as both searches hold the same rows; the step at which they no longer do, if any."""
+    for step, ((rows, logits), (expected_rows, expected)) in enumerate(zip(mine, theirs, strict=False)):
+        if rows != expected_rows:
+            return step
+        tally.compare(against, logits, expected)
+    return None
+
+
+def compare_results(tally: Tally, against: str, mine: Searched, theirs: Searched, parted: int | None) -> None:
+    """Compares tokens and scores of every hypothesis and notes the first difference in tokens.
+
+    `parted` is what `compare_turns` gave.
+    """
+    first = True
+    for sentence, (found, wanted) in enumerate(zip(mine.found, theirs.found, strict=True)):
+        for rank, (ours, expected) in enumerate(zip_longest(found, wanted)):
+            if ours is not None and expected is not None and ours.tokens == expected.tokens:
+                tally.compare_scores(ours.score, expected.score)
+            elif first:
+                first = False
+                if parted is None:  # the same rows to the end: they differ in what they took for complete
+                    gap = abs(ours.score - expected.score) if ours and expected else math.nan
+                else:
+                    gap = choice_gap(mine.turns[parted][0], theirs.turns, parted)
+                tokens, wanted_tokens = ours.tokens if ours else [], expected.tokens if expected else []
+                pairs = enumerate(zip_longest(tokens, wanted_tokens))
+                position, (token, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+                steps = position + 1 if parted is None else parted
+                tally.differences.append(TokenDifference(against, sentence, rank, position, token, other, gap, steps))
+
+
+def choice_gap(rows: Sequence[Row], theirs: Sequence[Turn], step: int) -> float:
+    """How far apart the rows two searches went on with at `step` were by the reference's log-probabilities, in nats.
+
+    Both held the same rows until then, so the reference knows every prefix. NaN when nothing stands against anything:
+    the same rows in another order, or a sentence that one of them took for done.
+    """
+    wanted, gap = theirs[step][0], math.nan
+    for sentence in dict.fromkeys(row[0] for row in wanted):
+        ours = [row for row in rows if row[0] == sentence and row not in wanted]
+        others = [row for row in wanted if row[0] == sentence and row not in rows]
+        for a, b in zip(ours, others, strict=False):
+            gap = max(abs(_log_prob(a, theirs) - _log_prob(b, theirs)), 0.0 if math.isnan(gap) else gap)
+    return gap
+
+
+def _log_prob(row: Row, turns: Sequence[Turn]) -> float:
+    sentence, tokens = row
+    total = 0.0
+    for step in range(len(tokens) - 1):
+        rows, logits = turns[step]
+        own = logits[rows.index((sentence, tokens[: step + 1]))].double()
+        total += float(own.log_softmax(dim=0)[tokens[step + 1]])
+    return total

@@ -1,0 +1,107 @@
+"""What a check found: how many positions were compared, how far apart they were, and where tokens first differed."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """The first place where a search with a cache chose otherwise than one without.
+
+    `sentence`, `rank` (of the n-best list) and `position` count from 0; a token is None where a hypothesis had ended
+    or was missing. `gap` is how far apart the two choices were by the reference, in nats of the `steps`
+    log-probabilities summed; NaN where there was nothing to set against each other.
+    """
+
+    against: str
+    sentence: int
+    rank: int
+    position: int
+    token: int | None
+    expected: int | None
+    gap: float
+    steps: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals of one check. `worst` and `counted` are by reference path; `scale` is the largest |logit| seen."""
+
+    worst: dict[str, float] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    scale: float = 0.0
+    score_difference: float = 0.0
+    differences: list[TokenDifference] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        """Logit vectors compared with every one of the references."""
+        return min(self.counted.values(), default=0)
+
+    @property
+    def largest(self) -> float:
+        """The largest |Δlogit| against any reference; infinite where one was not a number."""
+        return max(self.worst.values(), default=0.0)
+
+    def compare(self, against: str, actual: Tensor, expected: Tensor) -> None:
+        """Counts logits `(…, V)`. A tensor compared with itself proves nothing and isn't counted."""
+        if actual.untyped_storage().data_ptr() == expected.untyped_storage().data_ptr():
+            return
+        if actual.shape != expected.shape:
+            raise ValueError(f"logits {tuple(actual.shape)} against {tuple(expected.shape)}")
+        expected = expected.double()
+        difference = float((actual.double() - expected).abs().max())
+        self.worst[against] = max(self.worst.get(against, 0.0), math.inf if math.isnan(difference) else difference)
+        self.counted[against] = self.counted.get(against, 0) + expected.shape[:-1].numel()
+        self.scale = max(self.scale, float(expected.abs().max()))
+
+    def compare_scores(self, actual: float, expected: float) -> None:
+        """Counts two scores of the same tokens, in nats."""
+        difference = abs(actual - expected)
+        self.score_difference = max(self.score_difference, math.inf if math.isnan(difference) else difference)
+
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
+"""Absolute for float64, relative to the largest |logit| for float32; other types are reported, not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A finished check: what was compared in which type, and the verdict. `kind` is "-" where no cache is involved."""
+
+    dtype: torch.dtype
+    kind: str
+    name: str
+    tally: Tally
+
+    @property
+    def limit(self) -> float:
+        """The largest |Δlogit| that passes; infinite where the type is only reported."""
+        if self.dtype not in TOLERANCES:
+            return math.inf
+        return TOLERANCES[self.dtype] * (1.0 if self.dtype == torch.float64 else self.tally.scale)
+
+    def is_tie(self, difference: TokenDifference) -> bool:
+        """Whether the two choices were too close to call.
+
+        A search depends on its logits alone, so where those agreed up to the choice, only a tie can part two runs.
+        """
+        return self.tally.largest <= self.limit and not difference.gap > self.limit * difference.steps
+
+    @property
+    def verdict(self) -> str:
+        """`"pass"`, `"FAIL"`, `"tie"` (tokens differ, but at a tie) or `"reported"` (a type that isn't judged)."""
+        tally = self.tally
+        if tally.errors or not tally.positions:
+            return "FAIL"
+        if self.dtype not in TOLERANCES:
+            return "reported"
+        if max(tally.largest, tally.score_difference) > self.limit:
+            return "FAIL"
+        if all(map(self.is_tie, tally.differences)):
+            return "tie" if tally.differences else "pass"
+        return "FAIL"

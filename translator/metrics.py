@@ -1,0 +1,43 @@
+"""BLEU and chrF by sacreBLEU, with the signatures that make a figure comparable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics import BLEU, CHRF
+
+from translator.errors import UserError
+
+# Chinese and Japanese have no spaces between words: the default tokenizer would take a sentence for one word.
+_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Corpus scores, 0 to 100, and how they were computed."""
+
+    bleu: float
+    chrf: float
+    bleu_signature: str
+    chrf_signature: str
+
+
+def bleu_tokenizer(language: str) -> str:
+    """sacreBLEU's tokenizer for a target language (an ISO code such as `zh` or `pt-BR`)."""
+    return _TOKENIZERS.get(language.replace("_", "-").split("-")[0].lower(), "13a")
+
+
+def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str) -> Scores:
+    """BLEU and chrF of `hypotheses` against each one's `references`, at least one of them.
+
+    Raises `UserError` when the counts differ or there is nothing to score.
+    """
+    if len(hypotheses) != len(references):
+        raise UserError(f"{len(hypotheses)} hypotheses and {len(references)} references: there must be as many of each")
+    if not hypotheses:
+        raise UserError("there is nothing to score: no lines")
+    most = max(len(versions) for versions in references)
+    # One stream for the first reference of each sentence, one for the second, …; sacreBLEU skips the gaps.
+    streams = [[versions[i] if i < len(versions) else None for versions in references] for i in range(most)]
+    bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
+    scores = [metric.corpus_score(list(hypotheses), streams).score for metric in (bleu, chrf)]
+    return Scores(scores[0], scores[1], str(bleu.get_signature()), str(chrf.get_signature()))

@@ -1,0 +1,279 @@
+"""`Translator`: lines in, the same number of lines out, in order, whatever they hold."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, read_checkpoint
+from translator.config import DecodeConfig
+from translator.errors import UserError
+from translator.padding import pad, padding
+from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
+from translator.segments import join_sentences, split_sentences
+
+log = logging.getLogger("translator")
+
+
+@dataclasses.dataclass(slots=True)
+class Candidate:
+    """One translation of a line: its text, log-probability and score, and the tokens (pieces) it is made of.
+
+    For a line of several sentences the numbers are sums over them, and `tokens` follow one another.
+    """
+
+    text: str
+    log_prob: float
+    score: float
+    tokens: list[str]
+
+
+@dataclasses.dataclass(slots=True)
+class _Piece:
+    """One sentence of one line."""
+
+    line: int
+    ids: list[int]
+    prefix: list[int]
+    found: list[Hypothesis] = dataclasses.field(default_factory=list)
+
+
+class Translator:
+    """A checkpoint ready to translate.
+
+    `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, batch_tokens: int = 8192, cache: str = "dynamic") -> None:
+        self.model = checkpoint.model.eval()
+        self.tokenizer = checkpoint.tokenizer
+        self.config = checkpoint.config
+        self.batch_tokens = batch_tokens
+        self.cache = cache
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path | None = None, *, device: str = "cpu", batch_tokens: int = 8192, cache: str = "dynamic"
+    ) -> "Translator":
+        """The checkpoint in folder `path`, by default the shipped model; raises `UserError` when it can't be used."""
+        checkpoint = read_checkpoint(Path(path) if path else DEFAULT_CHECKPOINT, usable_device(device))
+        return cls(checkpoint, batch_tokens=batch_tokens, cache=cache)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        split: bool = True,
+        first_line: int = 1,
+    ) -> list[str]:
+        """The best translation of each line, in the order given; blank lines give empty ones.
+
+        See `candidates` for the arguments.
+        """
+        found = self.candidates(lines, config, prefixes=prefixes, split=split, first_line=first_line)
+        return [candidates[0].text for candidates in found]
+
+    def candidates(
+        self,
+        lines: Sequence[str],
+        config: DecodeConfig | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        split: bool = True,
+        first_line: int = 1,
+    ) -> list[list[Candidate]]:
+        """The `n_best` translations of each line, best first; at least one for every line.
+
+        `prefixes` force how each translation begins. A line of several sentences is split, translated and joined again
+        unless `split` is False. A sentence longer than the model's positions is cut, with a warning that names its
+        line, counted from `first_line`. Raises `UserError` for settings this model can't meet.
+        """
+        config = config or self.config.decode
+        if config.beam_size > self.tokenizer.vocab_size:
+            raise UserError(
+                f"beam_size {config.beam_size} is larger than the vocabulary of {self.tokenizer.vocab_size} tokens"
+            )
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
+        by_line = [
+            self._pieces(index, line, prefixes[index] if prefixes else "", split, first_line)
+            for index, line in enumerate(lines)
+        ]
+        self._decode([piece for pieces in by_line for piece in pieces], config, first_line)
+        return [self._joined(pieces) for pieces in by_line]
+
+    def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
+        """Yields the translation of `text` as it comes: token by token when greedy, else sentence by sentence.
+
+        The parts joined are what `translate([text])` returns.
+        """
+        config = config or self.config.decode
+        written = ""
+        for piece in self._pieces(0, text, "", True, 1):
+            gap = join_sentences([".", "."], self.config.target_language)[1:-1] if written else ""
+            for part in self._stream_piece(piece, config):
+                if part:
+                    yield gap + part
+                    written, gap = written + part, ""
+
+    def score(self, sources: Sequence[str], targets: Sequence[str | list[str]]) -> list[tuple[float, int]]:
+        """(log-probability, tokens) of each target given its source, teacher-forced, the end token counted.
+
+        A target is text, or pieces as `Candidate.tokens` gives them, which may end with the end token or not. Raises
+        `UserError` for a source or target longer than the model's positions.
+        """
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources and {len(targets)} targets: there must be as many of each")
+        pairs = [
+            self._checked_pair(number, source, target)
+            for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1)
+        ]
+        results: list[tuple[float, int]] = [(0.0, 0)] * len(pairs)
+        widths = [max(len(source), len(target)) for source, target, _ in pairs]
+        for batch in batches(widths, self.batch_tokens):
+            for index, total in zip(batch, self._score_batch([pairs[index] for index in batch]), strict=True):
+                results[index] = (total, len(pairs[index][1]))
+        return results
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[_Piece]:
+        if not line.strip():
+            return []
+        sentences = split_sentences(line, self.config.source_language) if split else [line]
+        pieces = []
+        for place, sentence in enumerate(sentences):
+            ids = [*self.tokenizer.encode(sentence), self.tokenizer.eos_id]
+            limit = self.config.model.max_positions
+            if len(ids) > limit:
+                log.warning(
+                    "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, len(ids), limit
+                )
+                ids = [*ids[: limit - 1], self.tokenizer.eos_id]
+            pieces.append(_Piece(index, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+        return pieces
+
+    def _decode(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> None:
+        rows = rows_per_sentence(config)
+        for batch in batches([len(piece.ids) * rows for piece in pieces], self.batch_tokens):
+            members = [pieces[index] for index in batch]
+            sentences = self._sentences(members, config, first_line)
+            for piece, found in zip(members, search(self._stepper(members, rows), sentences, config), strict=True):
+                piece.found = found
+
+    @torch.no_grad()
+    def _stepper(self, pieces: list[_Piece], rows: int) -> CachedStepper:
+        device = self.model.embedding.weight.device
+        source = pad([piece.ids for piece in pieces], self.tokenizer.pad_id).to(device)
+        hidden = padding([len(piece.ids) for piece in pieces]).to(device)
+        memory = self.model.encode(source, hidden)
+        capacity = self.config.model.max_positions if self.cache == "static" else None
+        return CachedStepper(self.model, self.model.start(memory, hidden, self.cache, capacity, beams=rows))
+
+    def _sentences(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> Sentences:
+        limit = self.config.model.max_positions
+        for piece in pieces:
+            if len(piece.prefix) >= limit:
+                raise UserError(
+                    f"line {first_line + piece.line}: the target prefix has {len(piece.prefix)} tokens; "
+                    f"this model's targets end at {limit}"
+                )
+        return Sentences(
+            max_lengths=[min(config.max_length(len(piece.ids)), limit) for piece in pieces],
+            bos_id=self.tokenizer.bos_id,
+            eos_id=self.tokenizer.eos_id,
+            pad_id=self.tokenizer.pad_id,
+            prefixes=[piece.prefix for piece in pieces] if any(piece.prefix for piece in pieces) else (),
+            keys=[first_line + piece.line for piece in pieces],
+        )
+
+    def _joined(self, pieces: list[_Piece]) -> list[Candidate]:
+        if not pieces:
+            return [Candidate("", 0.0, 0.0, [])]
+        candidates = []
+        for rank in range(max(len(piece.found) for piece in pieces)):
+            # A sentence with fewer hypotheses than another stays at its last.
+            chosen = [piece.found[min(rank, len(piece.found) - 1)] for piece in pieces]
+            candidates.append(
+                Candidate(
+                    join_sentences(
+                        [self._text(hypothesis.tokens) for hypothesis in chosen], self.config.target_language
+                    ),
+                    sum(hypothesis.log_prob for hypothesis in chosen),
+                    sum(hypothesis.score for hypothesis in chosen),
+                    [token for hypothesis in chosen for token in self.tokenizer.pieces(hypothesis.tokens)],
+                )
+            )
+        return candidates
+
+    def _text(self, ids: list[int]) -> str:
+        # Bytes may spell a line end, and one line in is one line out.
+        return self.tokenizer.decode(ids).replace("\r", " ").replace("\n", " ").strip()
+
+    def _stream_piece(self, piece: _Piece, config: DecodeConfig) -> Iterator[str]:
+        if config.sampling or config.beam_size > 1:
+            self._decode([piece], config, 1)
+            yield self._text(piece.found[0].tokens)
+            return
+        shown = ""
+        sentences = self._sentences([piece], config, 1)
+        for history, ended in greedy_steps(self._stepper([piece], 1), sentences, config):
+            text = self._text(history[0].tolist())
+            # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD.
+            if not ended:
+                text = text.rstrip("\ufffd")
+            if text.startswith(shown):
+                yield text[len(shown) :]
+                shown = text
+
+    def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
+        tokenizer, limit = self.tokenizer, self.config.model.max_positions
+        source_ids = [*tokenizer.encode(source), tokenizer.eos_id]
+        target_ids = tokenizer.encode(target) if isinstance(target, str) else tokenizer.ids(target)
+        if not target_ids or target_ids[-1] != tokenizer.eos_id:
+            target_ids = [*target_ids, tokenizer.eos_id]
+        for side, ids in (("source", source_ids), ("target", target_ids)):
+            if len(ids) > limit:
+                raise UserError(f"line {number}: the {side} has {len(ids)} tokens; this model's limit is {limit}")
+        return source_ids, target_ids, number
+
+    @torch.no_grad()
+    def _score_batch(self, pairs: list[tuple[list[int], list[int], int]]) -> list[float]:
+        device, tokenizer = self.model.embedding.weight.device, self.tokenizer
+        source = pad([pair[0] for pair in pairs], tokenizer.pad_id).to(device)
+        hidden = padding([len(pair[0]) for pair in pairs]).to(device)
+        target = pad([pair[1] for pair in pairs], tokenizer.pad_id).to(device)
+        target_in = target.roll(1, dims=1)
+        target_in[:, 0] = tokenizer.bos_id
+        log_probs = self.model(source, target_in, hidden).float().log_softmax(dim=-1)
+        chosen = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)
+        real = ~padding([len(pair[1]) for pair in pairs]).to(device)
+        return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()
+
+
+def batches(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices in batches of like width, longest first, each at most `budget` wide in all, padding included."""
+    order = sorted(range(len(widths)), key=lambda index: -widths[index])
+    batch: list[int] = []
+    for index in order:
+        if batch and widths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def usable_device(name: str) -> torch.device:
+    """The device called `name`; raises `UserError` when it is unknown or not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        raise UserError(f"device {name!r} is not there; this machine has {', '.join(there)}") from None
+    return device
