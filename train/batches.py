@@ -26,8 +26,9 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
-        names = ("source", "source_padding", "target_in", "target_out", "real")
-        return Batch(*(getattr(self, name).to(device, non_blocking=True) for name in names), self.tokens)
+        moved = (self.source, self.source_padding, self.target_in, self.target_out, self.real)
+        source, source_padding, target_in, target_out, real = (part.to(device, non_blocking=True) for part in moved)
+        return Batch(source, source_padding, target_in, target_out, real, self.tokens)
 
 
 @dataclass(slots=True)

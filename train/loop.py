@@ -182,7 +182,8 @@ class Trainer:
             return
         # Early on the average follows closely: weights from before the warm-up would only harm it.
         decay = min(self.settings.average_decay, (1 + self.counters.step) / (10 + self.counters.step))
-        averages, weights = list(self.averaged.model.parameters()), list(self.model.parameters())
+        averages: list[torch.Tensor] = list(self.averaged.model.parameters())
+        weights: list[torch.Tensor] = list(self.model.parameters())
         torch._foreach_lerp_(averages, weights, 1 - decay)
 
     # -- what is told, kept and saved --------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from torch import Tensor
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Sum over N tokens of `(1 - ε) · -log p(target) + ε · mean over V of -log p`, its gradient written over the logits.
+    """Sum over N tokens of `(1 - ε) · -log p(target) + ε · mean over V of -log p`, with its gradient in one piece.
 
     The vocabulary is the widest tensor of a step: the plain formula keeps several copies of it.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:  # type: ignore[no-untyped-def]
         scores = logits.float()
         normaliser = scores.logsumexp(dim=1)
         chosen = scores.gather(1, target.unsqueeze(1)).squeeze(1)
@@ -20,7 +20,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return (normaliser - (1 - smoothing) * chosen - smoothing * scores.mean(dim=1)).sum()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
         logits, normaliser, target = ctx.saved_tensors
         slope = (logits.float() - normaliser.unsqueeze(1)).exp_().sub_(ctx.smoothing / logits.shape[1])
         hit = slope.new_full((len(target), 1), ctx.smoothing - 1)

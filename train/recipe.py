@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from train.filters import FilterConfig
-from translator.config import PRESETS, STRICT, DecodeConfig, parse
+from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse
 from translator.errors import UserError
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
@@ -136,21 +136,5 @@ def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, P
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{name}: not valid TOML ({error})") from None
     for setting in settings or ():
-        _apply(values, setting)
+        apply_setting(values, setting)
     return parse(Recipe, values, where=name), path.resolve().parent
-
-
-def _apply(values: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {setting}: write key=value, e.g. --set training.max_steps=1000")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, last = key.strip().split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise UserError(f"--set {setting}: {section!r} is not a section")
-    values[last] = value

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def point(link: Path, folder: Path) -> None:
     fresh = link.with_name(f".{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(folder.name)
-    os.replace(fresh, link)
+    fresh.replace(link)
 
 
 def sweep(run: Path) -> None:

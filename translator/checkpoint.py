@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -48,7 +47,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, weights: dict[str, Tensor] | None = None) -> None:
-    """Writes the three files into an existing folder; `weights` stand in for the model's own (averages, half precision).
+    """Writes the three files into an existing folder; `weights` stand in for the model's own (in half precision, say).
 
     Raises `UserError` when the disk is full or the folder can't be written.
     """
@@ -121,7 +120,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished
-        os.replace(unfinished, folder)
+        unfinished.replace(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     finally:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -118,13 +119,37 @@ def _describe(error: ValidationError, cls: type) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(cls, first["loc"][:-1]), n=1)
         return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     message = first["msg"].removeprefix("Value error, ")
     if not key:
         return message
     return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys(cls: Any, sections: tuple[int | str, ...]) -> list[str]:
+    """The keys that a (nested) section of `cls` knows; none for what isn't a dataclass."""
+    for section in sections:
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        cls = next((field.type for field in fields if field.name == section), None)
+    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def apply_setting(values: dict[str, Any], setting: str) -> None:
+    """Puts `key=value` into nested `values`: keys dotted, values TOML, a bare word text. Raises `UserError`."""
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {setting}: write key=value, e.g. --set training.max_steps=1000")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {setting}: {section!r} is not a section")
+    values[last] = value
 
 
 def to_json(config: object) -> str:

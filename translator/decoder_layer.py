@@ -5,7 +5,7 @@ output, or a `LayerStep` of a cache.
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, overload
+from typing import NamedTuple, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,6 @@ class LayerMasks(NamedTuple):
     self_attn: Tensor | None
     self_is_causal: bool
     cross_attn: Tensor | None
-    cross_is_causal: bool = False
 
 
 def activation_function(activation: str | Activation) -> Activation:
@@ -193,7 +192,7 @@ class CachedDecoderLayer(nn.Module):
         q = proj.cross_q(x).view(k.shape[0], beams * x.shape[1], x.shape[2])
         q = split_heads(q, self.multihead_attn.num_heads)
         dropout = self.multihead_attn.dropout_now()
-        attended = attend(q, k, v, masks.cross_attn, masks.cross_is_causal, dropout)
+        attended = attend(q, k, v, masks.cross_attn, dropout=dropout)
         return proj.cross_out(merge_heads(attended).view_as(x))
 
     def cross_kv(self, memory: Tensor, proj: LayerProjections | None = None) -> tuple[Tensor, Tensor]:
@@ -207,7 +206,7 @@ class CachedDecoderLayer(nn.Module):
 
 
 class CachedDecoder(nn.Module):
-    """A stack of `CachedDecoderLayer`s with `nn.TransformerDecoder`'s `state_dict`; trains as it does, steps with a cache.
+    """A stack of `CachedDecoderLayer`s: `nn.TransformerDecoder`'s `state_dict` and training, and steps with a cache.
 
     >>> decoder = CachedDecoder.from_torch(trained)                       # an nn.TransformerDecoder, parameters shared
     >>> cache = decoder.start(memory, memory_key_padding_mask=padding)    # cross-attention K and V, once
@@ -246,14 +245,19 @@ class CachedDecoder(nn.Module):
         return decoder
 
     @property
+    def stack(self) -> list[CachedDecoderLayer]:
+        """`layers`, with their type."""
+        return cast(list[CachedDecoderLayer], list(self.layers))
+
+    @property
     def batch_first(self) -> bool:
         """Whether inputs are `(B, T, D)`; else `(T, B, D)`."""
-        return self.layers[0].batch_first  # type: ignore[return-value]
+        return self.stack[0].batch_first
 
     @property
     def num_heads(self) -> int:
         """H."""
-        return self.layers[0].self_attn.num_heads  # type: ignore[union-attr,return-value]
+        return self.stack[0].self_attn.num_heads
 
     @torch.no_grad()
     def start(
@@ -272,7 +276,7 @@ class CachedDecoder(nn.Module):
         don't fit, an unknown kind or a missing capacity.
         """
         source = as_batch(memory, self.batch_first)
-        width = self.layers[0].self_attn.embed_dim
+        width = self.stack[0].self_attn.embed_dim
         if source.shape[-1] != width:
             raise ValueError(f"memory is {source.shape[-1]} wide and the decoder {width}")
         if memory.dim() == 2 and memory_key_padding_mask is not None and memory_key_padding_mask.dim() == 1:
@@ -280,8 +284,9 @@ class CachedDecoder(nn.Module):
         visible = padding_visible(memory_key_padding_mask, source.shape[0], source.shape[1])
         if visible is not None:  # an encoder may leave NaN at padding, and a mask alone doesn't stop it
             source = source.masked_fill(~visible.unsqueeze(-1), 0)
-        cross = [tuple(part.contiguous() for part in layer.cross_kv(source)) for layer in self.layers]  # type: ignore[operator]
-        return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)  # type: ignore[arg-type]
+        projected = (layer.cross_kv(source) for layer in self.stack)
+        cross = [(k.contiguous(), v.contiguous()) for k, v in projected]
+        return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)
 
     def forward(
         self,
@@ -314,8 +319,8 @@ class CachedDecoder(nn.Module):
             (tgt_mask, tgt_key_padding_mask, bool(tgt_is_causal)),
             (memory_mask, memory_key_padding_mask, memory_is_causal),
         )
-        for layer in self.layers:
-            x = layer.run(x, source, masks)  # type: ignore[operator]
+        for layer in self.stack:
+            x = layer.run(x, source, masks)
         return as_given(x if self.norm is None else self.norm(x), tgt, self.batch_first)
 
     @torch.no_grad()
@@ -335,8 +340,8 @@ class CachedDecoder(nn.Module):
             masks = LayerMasks(step.mask, step.is_causal, step.source_mask)
         else:
             masks = LayerMasks(restrict(given, step.mask, step.is_causal, T), False, step.source_mask)
-        for layer, layer_step in zip(self.layers, step.layers, strict=True):
-            x = layer.run(x, layer_step, masks)  # type: ignore[operator]
+        for layer, layer_step in zip(self.stack, step.layers, strict=True):
+            x = layer.run(x, layer_step, masks)
         x = x if self.norm is None else self.norm(x)
         cache.commit(step)
         return x

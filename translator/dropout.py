@@ -1,4 +1,4 @@
-"""Dropout from eight random bits an element instead of a float draw: on a CPU, drawing is a third of a training step."""
+"""Dropout from eight random bits an element, not a float draw: on a CPU, drawing is a third of a training step."""
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +33,16 @@ class _Drop(torch.autograd.Function):
     """Keeps one byte an element for the backward pass, where plain autograd would keep a mask in the input's type."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, threshold: int) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, x: Tensor, threshold: int) -> Tensor:  # type: ignore[no-untyped-def]
         count = x.numel()
         words = torch.empty((count + 7) // 8, dtype=torch.int64, device=x.device)
-        words.random_(-(2**63), None)  # type: ignore[arg-type]  # None: the whole 64-bit range
+        words.random_(-(2**63), None)  # None: the whole 64-bit range
         keep = words.view(torch.uint8)[:count].view(x.shape) >= threshold
         ctx.save_for_backward(keep)
         ctx.scale = 256 / (256 - threshold)
         return (x * keep).mul_(ctx.scale)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
         (keep,) = ctx.saved_tensors
         return (grad * keep).mul_(ctx.scale), None

@@ -59,7 +59,7 @@ class Encoder(nn.Module):
 
 
 def position_table(length: int, width: int) -> Tensor:
-    """Sinusoidal positions `(length, width)` (Vaswani et al. 2017, section 3.5): sines in the first half, then cosines."""
+    """Sinusoidal positions `(length, width)` (Vaswani et al. 2017, section 3.5): sines first, then cosines."""
     half = (width + 1) // 2
     rates = torch.exp(torch.arange(half) * (-torch.log(torch.tensor(10000.0)) / max(half - 1, 1)))
     angles = torch.arange(length).unsqueeze(1) * rates

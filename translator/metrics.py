@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -37,7 +38,7 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
         raise UserError("there is nothing to score: no lines")
     most = max(len(versions) for versions in references)
     # One stream for the first reference of each sentence, one for the second, …; sacreBLEU skips the gaps.
-    streams = [[versions[i] if i < len(versions) else None for versions in references] for i in range(most)]
+    streams: Any = [[versions[i] if i < len(versions) else None for versions in references] for i in range(most)]
     bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
     scores = [metric.corpus_score(list(hypotheses), streams).score for metric in (bleu, chrf)]
     return Scores(scores[0], scores[1], str(bleu.get_signature()), str(chrf.get_signature()))

@@ -123,4 +123,4 @@ def _use_byte_dropout(layer: nn.Module, p: float) -> None:
         if isinstance(module, nn.Dropout):
             setattr(layer, name, ByteDropout(p))
         elif hasattr(module, "in_proj_weight"):
-            module.dropout = 0.0
+            module.dropout = 0.0  # type: ignore[assignment]

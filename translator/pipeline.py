@@ -19,15 +19,16 @@ log = logging.getLogger("translator")
 
 @dataclasses.dataclass(slots=True)
 class Candidate:
-    """One translation of a line: its text, log-probability and score, and the tokens (pieces) it is made of.
+    """One translation of a line: its text, log-probability and score; sums, for a line of several sentences.
 
-    For a line of several sentences the numbers are sums over them, and `tokens` follow one another.
+    `sources` are the sentences that the line was split into, `tokens` the pieces of each one's translation.
     """
 
     text: str
     log_prob: float
     score: float
-    tokens: list[str]
+    sources: list[str]
+    tokens: list[list[str]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,6 +36,7 @@ class _Piece:
     """One sentence of one line."""
 
     line: int
+    text: str
     ids: list[int]
     prefix: list[int]
     found: list[Hypothesis] = dataclasses.field(default_factory=list)
@@ -154,7 +156,7 @@ class Translator:
                     "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, len(ids), limit
                 )
                 ids = [*ids[: limit - 1], self.tokenizer.eos_id]
-            pieces.append(_Piece(index, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+            pieces.append(_Piece(index, sentence, ids, self.tokenizer.encode(prefix) if place == 0 else []))
         return pieces
 
     def _decode(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> None:
@@ -193,7 +195,7 @@ class Translator:
 
     def _joined(self, pieces: list[_Piece]) -> list[Candidate]:
         if not pieces:
-            return [Candidate("", 0.0, 0.0, [])]
+            return [Candidate("", 0.0, 0.0, [], [])]
         candidates = []
         for rank in range(max(len(piece.found) for piece in pieces)):
             # A sentence with fewer hypotheses than another stays at its last.
@@ -205,7 +207,8 @@ class Translator:
                     ),
                     sum(hypothesis.log_prob for hypothesis in chosen),
                     sum(hypothesis.score for hypothesis in chosen),
-                    [token for hypothesis in chosen for token in self.tokenizer.pieces(hypothesis.tokens)],
+                    [piece.text for piece in pieces],
+                    [self.tokenizer.pieces(hypothesis.tokens) for hypothesis in chosen],
                 )
             )
         return candidates

@@ -18,7 +18,7 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes) -> None:
-        """`model` is a serialised SentencePiece model; raises `UserError` when it isn't one or lacks a special token."""
+        """`model` is a serialised SentencePiece model; raises `UserError` when it isn't one or lacks a special id."""
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:

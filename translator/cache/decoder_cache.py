@@ -14,9 +14,9 @@ from translator.cache.base import (
     Step,
     step_mask,
 )
-from translator.cache.dense import DenseCache, DynamicCache, StaticCache
+from translator.cache.dense import DynamicCache, StaticCache
 
-CACHE_KINDS: dict[str, type[DenseCache]] = {cls.kind: cls for cls in (DynamicCache, StaticCache)}
+CACHE_KINDS: dict[str, type[DynamicCache] | type[StaticCache]] = {cls.kind: cls for cls in (DynamicCache, StaticCache)}
 
 
 class DecoderCache:
@@ -72,8 +72,7 @@ class DecoderCache:
             raise ValueError(f"beams {beams} must be at least 1")
         batch_size = cross[0][0].shape[0]
         layers = [
-            LayerCache(CACHE_KINDS[kind](batch_size * beams, k, capacity), CrossAttentionCache(k, v))
-            for k, v in cross
+            LayerCache(CACHE_KINDS[kind](batch_size * beams, k, capacity), CrossAttentionCache(k, v)) for k, v in cross
         ]
         return cls(layers, batch_size=batch_size, beams=beams, source_visible=source_visible)
 

@@ -9,14 +9,16 @@ from translator.cache.base import CacheFullError, Lengths, SelfAttentionCache, S
 class DenseCache(SelfAttentionCache):
     """K and V in two buffers `(rows, H, slots, D_head)`; subclasses decide how many slots there are.
 
-    Invariant between steps: every slot at or beyond its row's length is zero. A mask alone would not be enough, since
-    0 * NaN is NaN.
+    Invariant between steps: below `clean`, every slot at or beyond its row's length is zero. A mask alone would not be
+    enough, since 0 * NaN is NaN. Slots from `clean` on hold whatever the memory held: no view has shown them yet, and to
+    zero a large buffer up front costs as much as the first token.
     """
 
     def __init__(self, rows: int, like: Tensor, slots: int) -> None:
         """`like` `(·, H, ·, D_head)` gives heads, head width, dtype and device."""
-        self.k = _zeros(like, rows, slots)
-        self.v = _zeros(like, rows, slots)
+        self.k = _empty(like, rows, slots)
+        self.v = _empty(like, rows, slots)
+        self.clean = 0
 
     @property
     def nbytes(self) -> int:
@@ -30,26 +32,34 @@ class DenseCache(SelfAttentionCache):
 
     def append(self, k: Tensor, v: Tensor, step: Step) -> None:
         """Writes `k, v` `(rows, H, T, D_head)` into the slots of `step`."""
+        T, start = step.T, step.start
+        for new in (k, v):
+            if (new.shape[0], new.shape[2]) != (self.k.shape[0], T):  # a single row or token would broadcast
+                raise ValueError(f"K or V {tuple(new.shape)} for a step of {T} tokens on {self.k.shape[0]} rows")
+        if start is not None:
+            self.k.narrow(2, start, T).copy_(k)
+            self.v.narrow(2, start, T).copy_(v)
+            self.clean = max(self.clean, start + T)
+            return
+        self._zero_until(step.visible)  # the shorter rows leave gaps
+        rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
         for buffer, new in ((self.k, k), (self.v, v)):
-            if (new.shape[0], new.shape[2]) != (buffer.shape[0], step.T):  # a single row or token would broadcast
-                raise ValueError(f"K or V {tuple(new.shape)} for a step of {step.T} tokens on {buffer.shape[0]} rows")
-            if step.slots is None:
-                assert step.start is not None
-                buffer.narrow(2, step.start, step.T).copy_(new)
-            else:
-                rows = torch.arange(new.shape[0], device=new.device).unsqueeze(1)
-                buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
+            buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
 
     def view(self, step: Step) -> tuple[Tensor, Tensor]:
         """K and V `(rows, H, step.visible, D_head)`: views, no copy."""
-        return self.k.narrow(2, 0, step.visible), self.v.narrow(2, 0, step.visible)
+        visible = step.visible
+        if visible > self.clean:
+            self._zero_until(visible)
+        return self.k.narrow(2, 0, visible), self.v.narrow(2, 0, visible)
 
     def expand(self, beams: int, length: int) -> None:
         """Repeats every row `beams` times, neighbours first."""
         for name, old in (("k", self.k), ("v", self.v)):
-            new = _zeros(old, old.shape[0] * beams, self.slots)
+            new = _empty(old, old.shape[0] * beams, self.slots)
             new[:, :, :length] = old[:, :, :length].repeat_interleave(beams, dim=0)
             setattr(self, name, new)
+        self.clean = length
 
     def select(self, rows: Tensor, length: int) -> None:
         """Row `i` becomes the old row `rows[i]`, in place, so that addresses stay; spare rows leave the view."""
@@ -59,10 +69,11 @@ class DenseCache(SelfAttentionCache):
         """Rows `rows` become the rows of `source` (one row is repeated), whose first `length` slots are filled."""
         if not isinstance(source, DenseCache):
             raise self._cannot(f"admit from cache kind {source.kind!r}")
+        self._zero_until(length)
         for buffer, new in ((self.k, source.k), (self.v, source.v)):
             target = buffer[rows.start : rows.stop]
-            target.zero_()
             target[:, :, :length] = new[:, :, :length]
+            target[:, :, length : self.clean] = 0
 
     def clear(self, lengths: Lengths, until: int) -> None:
         """Zeroes each row's slots from its length up to `until`."""
@@ -72,6 +83,11 @@ class DenseCache(SelfAttentionCache):
                 continue
             beyond = torch.arange(until) >= lengths.tensor().unsqueeze(1)
             buffer[:, :, :until].masked_fill_(beyond.to(buffer.device)[:, None, :, None], 0)
+
+    def _zero_until(self, slots: int) -> None:
+        for buffer in (self.k, self.v):
+            buffer[:, :, self.clean : slots] = 0
+        self.clean = max(self.clean, slots)
 
 
 class DynamicCache(DenseCache):
@@ -90,7 +106,7 @@ class DynamicCache(DenseCache):
             slots = self.slots
             while slots < visible:
                 slots *= 2
-            self.k, self.v = _grown(self.k, slots), _grown(self.v, slots)
+            self.k, self.v = _grown(self.k, slots, self.clean), _grown(self.v, slots, self.clean)
         return visible
 
 
@@ -119,15 +135,15 @@ def whole_blocks(length: int, block: int) -> int:
     return -(-length // block) * block
 
 
-def _zeros(like: Tensor, rows: int, slots: int) -> Tensor:
+def _empty(like: Tensor, rows: int, slots: int) -> Tensor:
     # A normal tensor even when made in inference mode, so that later steps may run outside that mode.
     with torch.inference_mode(False):
-        return torch.zeros(rows, like.shape[1], slots, like.shape[3], dtype=like.dtype, device=like.device)
+        return torch.empty(rows, like.shape[1], slots, like.shape[3], dtype=like.dtype, device=like.device)
 
 
-def _grown(old: Tensor, slots: int) -> Tensor:
-    new = _zeros(old, old.shape[0], slots)
-    new[:, :, : old.shape[2]] = old
+def _grown(old: Tensor, slots: int, clean: int) -> Tensor:
+    new = _empty(old, old.shape[0], slots)
+    new[:, :, :clean] = old[:, :, :clean]
     return new
 
 

@@ -1,13 +1,14 @@
 """One set of sentences and weights, and the two ways of decoding them that need no cache.
 
-`uncached` recomputes the whole prefix through the product's own decoder, in padded batches. `torch` recomputes it through
-a plain `nn.TransformerDecoder`, each sentence alone and unpadded, with embeddings, masks and output projection written
-out here, so that a fault shared by the cached and the uncached path still shows.
+`uncached` recomputes the whole prefix through the product's own decoder, in padded batches. `torch` recomputes it
+through a plain `nn.TransformerDecoder`, each sentence alone and unpadded, with embeddings, masks and output projection
+written out here, so that a fault shared by the cached and the uncached path still shows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from translator.padding import pad, padding
 
 Row = tuple[int, tuple[int, ...]]
 """What a row of the grid holds: the index of its sentence and the tokens fed so far."""
+
+T_Answer = TypeVar("T_Answer")
 
 PATHS = ("uncached", "torch")
 
@@ -61,18 +64,29 @@ class Bench:
     """
 
     def __init__(
-        self, model: TranslationModel, sources: Sequence[Sequence[int]], special: SpecialIds, beams: int, longest: int
+        self,
+        model: TranslationModel,
+        sources: Sequence[Sequence[int]],
+        *,
+        special: SpecialIds,
+        beams: int,
+        longest: int,
+        first_line: int = 1,
     ) -> None:
-        """`longest` target tokens in the checks that feed given tokens, and at most in the searches."""
+        """`longest` target tokens in the checks that feed given tokens, and at most in the searches.
+
+        `first_line` is the line number of the first sentence, for reports.
+        """
         self.model = model
         self.sources = sources
         self.special = special
         self.beams = beams
         self.longest = longest
+        self.first_line = first_line
         self.device = model.embedding.weight.device
         self._decoder = torch_decoder(model)
         self._memories: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        self._known: dict[tuple[str, tuple[Row, ...], int], Tensor] = {}
+        self._known: dict[str, dict[Hashable, Any]] = {path: {} for path in PATHS}
         # Enough columns for the longest script; the same for every check, so that they share their references.
         generator = torch.Generator().manual_seed(0)
         rows = max(len(sources), 4) * beams
@@ -84,19 +98,23 @@ class Bench:
         return self.model.start(memory, hidden, kind=kind, capacity=capacity, beams=beams)
 
     def logits(self, path: str, rows: Sequence[Row], since: int) -> Tensor:
-        """`(rows, longest row - since, V)` by one of `PATHS`; positions beyond a row's own tokens mean nothing."""
-        key = (path, tuple(rows), since)
-        if key not in self._known:
-            self._known[key] = self.compute(path, rows, since)
-        return self._known[key]
+        """As `compute`, remembered."""
+        return self.once(path, (tuple(rows), since), lambda: self.compute(path, rows, since))
 
     def compute(self, path: str, rows: Sequence[Row], since: int) -> Tensor:
-        """As `logits`, without remembering."""
+        """`(rows, longest row - since, V)` by one of `PATHS`; positions beyond a row's own tokens mean nothing."""
         return self._uncached(rows, since) if path == "uncached" else self._torch(rows, since)
+
+    def once(self, path: str, question: Hashable, answer: Callable[[], T_Answer]) -> T_Answer:
+        """What `answer` gave when `path` was first asked this question."""
+        known = self._known[path]
+        if question not in known:
+            known[question] = answer()
+        return known[question]
 
     def forget_uncached(self) -> None:
         """Drops what the product's own code answered; PyTorch's answers stay."""
-        self._known = {key: value for key, value in self._known.items() if key[0] == "torch"}
+        self._known["uncached"].clear()
 
     @torch.no_grad()
     def _encoded(self, sentences: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -123,7 +141,7 @@ class Bench:
         weight, targets = self.model.embedding.weight, self._targets(rows)
         T = targets.shape[1]
         x = F.embedding(targets, weight) * math.sqrt(self.model.config.d_model)
-        x = x + self.model.target_positions.weight[:T]  # type: ignore[index]
+        x = x + self.model.target_positions.weight[:T]
         hidden = torch.ones(T, T, dtype=torch.bool, device=self.device).triu(1)
         states = torch.empty_like(x)
         for sentence in dict.fromkeys(sentence for sentence, _ in rows):

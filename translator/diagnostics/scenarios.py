@@ -1,7 +1,7 @@
 """What a cache is put through. Each scenario compares every logit it produces with both paths that need no cache."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ from translator.cache import CACHE_KINDS
 from translator.diagnostics.bench import PATHS, Bench, Row
 from translator.diagnostics.searches import (
     RecordedCacheStepper,
-    WholePrefixStepper,
     compare_results,
     compare_turns,
+    reference_search,
     run_search,
 )
 from translator.diagnostics.tally import Tally
+from translator.errors import UserError
 
 LIFE_POSITIONS = 16
 """Target positions that `life` needs."""
@@ -178,9 +179,9 @@ def _grown_and_cut(bench: Bench, kind: str, tally: Tally, block: int) -> None:
     grid.step(1)
     grid.crop(grid.lengths() - torch.arange(len(grid.rows)) % 3)
     grid.step(2)
-    grid.reorder()
-    grid.step(1)
     grid.poison(2, commit=True)
+    grid.step(1)
+    grid.reorder()
     grid.step(1)
     grid.poison(2, commit=False)
     grid.step(1)
@@ -221,18 +222,62 @@ def _pick(bench: Bench, *sentences: int) -> list[int]:
 def whole_search(bench: Bench, kind: str, tally: Tally, *, beams: int) -> None:
     """A search to its end, sentences finishing at different steps."""
     stepper = RecordedCacheStepper(bench, kind, beams)
-    references = {path: bench.searched(path, beams) for path in PATHS}
-    found = None
+    references = {path: reference_search(bench, path, beams) for path in PATHS}
     try:
-        found = run_search(stepper)
+        searched = run_search(stepper)
     finally:  # what a search did before it raised still tells how far off it was
-        parted = {path: compare_turns(tally, path, stepper.turns, ref.turns) for path, ref in references.items()}
-    for path, reference in references.items():
-        compare_results(tally, path, found, reference, parted[path])
+        parted = {path: compare_turns(tally, path, stepper.turns, known.turns) for path, known in references.items()}
+    for path, known in references.items():
+        compare_results(tally, path, searched, known, parted=parted[path], first_line=bench.first_line)
 
 
-def without_cache(bench: Bench, tally: Tally) -> None:
-    """The reference itself: the product without a cache against PyTorch, and neither looks at later tokens."""
-    rows: list[Row] = [(s, tuple(row[: bench.longest])) for s, row in enumerate(bench.tokens[: len(bench.sources)].tolist())]
-    half = bench.longest // 2
-    changed: list[Row] = [(s, (*tokens[:half], *reversed(tokens[half:]), 0)) for s, tokens in rows]
+def uncached_path(bench: Bench, tally: Tally) -> None:
+    """The reference itself, against PyTorch: given tokens and whole searches."""
+    tally.compare("torch", *(bench.logits(path, _given_rows(bench), 0) for path in PATHS))
+    for beams in (1, bench.beams):
+        mine, theirs = (reference_search(bench, path, beams) for path in PATHS)
+        parted = compare_turns(tally, "torch", mine.turns, theirs.turns)
+        compare_results(tally, "torch", mine, theirs, parted=parted, first_line=bench.first_line)
+
+
+def later_tokens(bench: Bench, tally: Tally) -> None:
+    """Neither reference may look ahead: other tokens in the second half leave the first half's logits as they were."""
+    rows, half, V = _given_rows(bench), bench.longest // 2, bench.model.config.vocab_size
+    changed = [(s, (*tokens[:half], *((token + 1) % V for token in tokens[half:]))) for s, tokens in rows]
+    for path in PATHS:
+        tally.compare(path, bench.logits(path, changed, 0)[:, :half], bench.logits(path, rows, 0)[:, :half])
+
+
+def _given_rows(bench: Bench) -> list[Row]:
+    return [(s, tuple(bench.tokens[s, : bench.longest].tolist())) for s in range(len(bench.sources))]
+
+
+Scenario = Callable[[Bench, Tally], None]
+
+
+def scenarios(kinds: Iterable[str], beams: int) -> dict[tuple[str, str], Scenario]:
+    """Everything there is to check, by cache kind ("-" where no cache is involved) and name.
+
+    Raises `UserError` for a kind that isn't known.
+    """
+    plan: dict[tuple[str, str], Scenario] = {("-", "whole prefix"): uncached_path, ("-", "later tokens"): later_tokens}
+    for kind in kinds:
+        if kind not in CACHE_KINDS:
+            raise UserError(f"unknown cache kind {kind!r}; known: {', '.join(sorted(CACHE_KINDS))}")
+        plan[kind, "given tokens"] = functools.partial(_with_cache, kind, teacher_forced)
+        plan[kind, "life of a grid"] = functools.partial(_with_cache, kind, life)
+        for width, name in ((1, "greedy"), (beams, f"beam {beams}")):
+            plan[kind, name] = functools.partial(_with_cache, kind, functools.partial(whole_search, beams=width))
+    return plan
+
+
+def _with_cache(kind: str, scenario: Callable[[Bench, str, Tally], None], bench: Bench, tally: Tally) -> None:
+    scenario(bench, kind, tally)
+
+
+def run(scenario: Scenario, bench: Bench, tally: Tally) -> None:
+    """Runs one scenario; what it raises is noted, as a finding. Programming errors of the harness itself are not."""
+    try:
+        scenario(bench, tally)
+    except (RuntimeError, ValueError, IndexError) as error:
+        tally.errors.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")

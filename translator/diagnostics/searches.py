@@ -92,6 +92,11 @@ def run_search(stepper: WholePrefixStepper) -> Searched:
     return Searched(stepper.turns, search(stepper, sentences, config))
 
 
+def reference_search(bench: Bench, path: str, beams: int) -> Searched:
+    """The search by a path without a cache, remembered."""
+    return bench.once(path, ("search", beams), lambda: run_search(WholePrefixStepper(bench, path, beams)))
+
+
 def compare_turns(tally: Tally, against: str, mine: Sequence[Turn], theirs: Sequence[Turn]) -> int | None:
     """Compares logits as long as both searches hold the same rows; the step at which they no longer do, if any."""
     for step, ((rows, logits), (expected_rows, expected)) in enumerate(zip(mine, theirs, strict=False)):
@@ -101,13 +106,15 @@ def compare_turns(tally: Tally, against: str, mine: Sequence[Turn], theirs: Sequ
     return None
 
 
-def compare_results(tally: Tally, against: str, mine: Searched, theirs: Searched, parted: int | None) -> None:
+def compare_results(
+    tally: Tally, against: str, mine: Searched, theirs: Searched, *, parted: int | None, first_line: int
+) -> None:
     """Compares tokens and scores of every hypothesis and notes the first difference in tokens.
 
-    `parted` is what `compare_turns` gave.
+    `parted` is what `compare_turns` gave; `first_line` is the line number of the first sentence.
     """
     first = True
-    for sentence, (found, wanted) in enumerate(zip(mine.found, theirs.found, strict=True)):
+    for line, (found, wanted) in enumerate(zip(mine.found, theirs.found, strict=True), first_line):
         for rank, (ours, expected) in enumerate(zip_longest(found, wanted)):
             if ours is not None and expected is not None and ours.tokens == expected.tokens:
                 tally.compare_scores(ours.score, expected.score)
@@ -121,7 +128,7 @@ def compare_results(tally: Tally, against: str, mine: Searched, theirs: Searched
                 pairs = enumerate(zip_longest(tokens, wanted_tokens))
                 position, (token, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
                 steps = position + 1 if parted is None else parted
-                tally.differences.append(TokenDifference(against, sentence, rank, position, token, other, gap, steps))
+                tally.differences.append(TokenDifference(against, line, rank, position, token, other, gap, steps))
 
 
 def choice_gap(rows: Sequence[Row], theirs: Sequence[Turn], step: int) -> float:

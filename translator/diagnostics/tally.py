@@ -11,13 +11,13 @@ from torch import Tensor
 class TokenDifference:
     """The first place where a search with a cache chose otherwise than one without.
 
-    `sentence`, `rank` (of the n-best list) and `position` count from 0; a token is None where a hypothesis had ended
-    or was missing. `gap` is how far apart the two choices were by the reference, in nats of the `steps`
+    `line` counts from 1, `rank` (in the n-best list) and `position` from 0; a token is None where a hypothesis had
+    ended or was missing. `gap` is how far apart the two choices were by the reference, in nats of the `steps`
     log-probabilities summed; NaN where there was nothing to set against each other.
     """
 
     against: str
-    sentence: int
+    line: int
     rank: int
     position: int
     token: int | None

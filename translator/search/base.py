@@ -21,8 +21,13 @@ class Stepper(Protocol):
     the same with both.
     """
 
-    batch_size: int
-    beams: int
+    @property
+    def batch_size(self) -> int:
+        """Sentences in the grid, B."""
+
+    @property
+    def beams(self) -> int:
+        """Rows a sentence, K."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Logits `(rows, V)` of the token after `tokens` `(rows,)`, which are appended to each row."""

@@ -1,0 +1,1 @@
+"""Proofs and measurements: parity, latency, memory."""

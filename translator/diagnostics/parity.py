@@ -1,0 +1,188 @@
+"""Is decoding with a cache the same as without? Every logit, every token, every score, and PyTorch as the judge."""
+
+import copy
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from translator.cache import CACHE_KINDS
+from translator.checkpoint import Checkpoint
+from translator.diagnostics.bench import PATHS, Bench, SpecialIds
+from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.tally import TOLERANCES, Check, Tally, TokenDifference
+from translator.errors import UserError
+from translator.model import TranslationModel
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+BATCH = 12
+FEWEST_LINES = 6
+SHORTEST_BEAM = 3
+
+# Of many lengths, so that batches are ragged; bytes stand in for what a tokenizer doesn't know.
+LINES = (
+    "Yes.",
+    "Where is the station?",
+    "She has been learning to play the violin for three years.",
+    "今天天气很好。",
+    "The committee, which had not met since the spring, finally agreed on a date and told nobody about it.",
+    "No, thank you.",
+    "How much does this cost?",
+    "我们明天早上八点在车站见面吧。",
+    "If it rains tomorrow, we will stay at home and read.",
+    "Two plus two is 4, not 5; anyone can check that with their fingers.",
+    "Stop!",
+    "An old man who lived by the sea told me that the tide takes back everything it brings, sooner or later.",
+)
+
+Progress = Callable[[int, int], None]
+"""Called with checks done and checks in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """What `check_parity` found. `passed` decides the exit status: no check failed; a tie is no failure."""
+
+    sentences: int
+    checks: list[Check]
+
+    @property
+    def positions(self) -> int:
+        """Logit vectors compared, over all checks."""
+        return sum(check.tally.positions for check in self.checks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was judged and nothing failed."""
+        verdicts = [check.verdict for check in self.checks]
+        return "FAIL" not in verdicts and any(verdict != "reported" for verdict in verdicts)
+
+
+def check_parity(
+    checkpoint: Checkpoint,
+    lines: Sequence[str] | None = None,
+    *,
+    kinds: Iterable[str] = CACHE_KINDS,
+    beam_size: int = 4,
+    max_tokens: int = 32,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Compares cached decoding of `lines` with both references, for each container and each of `DTYPES`.
+
+    Fewer than six lines get the built-in ones for company, so that batches are ragged. Targets have at most
+    `max_tokens` tokens. Raises `UserError` for a beam below 3, an unknown kind, or a model too short to be tested.
+    """
+    config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
+    if beam_size < SHORTEST_BEAM:
+        raise UserError(f"a parity check needs a beam of {SHORTEST_BEAM} or more, not {beam_size}: fewer hide faults")
+    if config.max_positions < LIFE_POSITIONS or max_tokens < 2:
+        raise UserError(f"a parity check needs a model of {LIFE_POSITIONS} positions or more, and targets of 2 tokens")
+    plan = scenarios(kinds, beam_size)
+    texts = [*(lines or ()), *(LINES if len(lines or ()) < FEWEST_LINES else ())]
+    limit = config.max_positions - 1
+    sources = [[*tokenizer.encode(text)[:limit], tokenizer.eos_id] for text in texts]
+    special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    starts = range(0, len(sources), BATCH)
+    total, done, checks = len(DTYPES) * len(plan) * len(starts), 0, []
+    for dtype in DTYPES:
+        model = in_dtype(checkpoint.model, dtype)
+        tallies = {key: Tally() for key in plan}
+        for start in starts:
+            bench = Bench(
+                model,
+                sources[start : start + BATCH],
+                special=special,
+                beams=beam_size,
+                longest=min(max_tokens, config.max_positions),
+                first_line=start + 1,
+            )
+            for key, scenario in plan.items():
+                run(scenario, bench, tallies[key])
+                done += 1
+                if progress:
+                    progress(done, total)
+        checks += [Check(dtype, kind, name, tally) for (kind, name), tally in tallies.items()]
+    return ParityReport(len(sources), checks)
+
+
+def in_dtype(model: TranslationModel, dtype: torch.dtype) -> TranslationModel:
+    """A copy of `model` in eval mode; the original is left alone."""
+    return copy.deepcopy(model).to(dtype).eval()
+
+
+def report_table(report: ParityReport) -> Table:
+    """One row for each check, |Δlogit| against both references."""
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (
+        ("type", "left"),
+        ("cache", "left"),
+        ("check", "left"),
+        ("positions", "right"),
+        ("max |Δlogit| uncached", "right"),
+        ("nn.TransformerDecoder", "right"),
+        ("relative", "right"),
+        ("verdict", "left"),
+    ):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for check in report.checks:
+        tally = check.tally
+        table.add_row(
+            type_name(check.dtype),
+            check.kind,
+            check.name,
+            f"{tally.positions:,}",
+            *(f"{tally.worst[path]:.1e}" if path in tally.worst else "-" for path in PATHS),
+            f"{tally.largest / tally.scale:.1e}" if tally.scale else "-",
+            check.verdict,
+        )
+    return table
+
+
+def report_lines(report: ParityReport) -> list[str]:
+    """The table as plain text, a line for whatever differed or was raised, and last the count."""
+    return [*table_lines(report_table(report)), *report_notes(report), report_summary(report)]
+
+
+def report_notes(report: ParityReport) -> list[str]:
+    """A line for each first differing token and each error."""
+    notes = []
+    for check in report.checks:
+        where = f"{type_name(check.dtype)}, {check.kind}, {check.name}"
+        notes += [f"{where}: {error}" for error in check.tally.errors]
+        notes += [f"{where}: {_describe(check, difference)}" for difference in check.tally.differences]
+    return notes
+
+
+def report_summary(report: ParityReport) -> str:
+    """The count, in one line."""
+    judged = [check.verdict for check in report.checks if check.verdict != "reported"]
+    ties = judged.count("tie")
+    tied = f", {ties} tie{'s' if ties > 1 else ''}" if ties else ""
+    return f"parity: {report.positions:,} positions, {judged.count('pass')} of {len(judged)} checks passed{tied}"
+
+
+def _describe(check: Check, difference: TokenDifference) -> str:
+    tokens = ["nothing" if token is None else f"id {token}" for token in (difference.token, difference.expected)]
+    verdict = "a difference"
+    if check.dtype in TOLERANCES:
+        verdict = "a tie" if check.is_tie(difference) else "NOT a tie"
+    return (
+        f"line {difference.line}, hypothesis {difference.rank + 1}, token {difference.position + 1}: {tokens[0]}, "
+        f"where {difference.against} has {tokens[1]}; gap {difference.gap:.1e} nats: {verdict}"
+    )
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """`"float64"` for `torch.float64`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def table_lines(table: Table) -> list[str]:
+    """A table as plain text, whatever the terminal."""
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines()]
