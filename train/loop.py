@@ -159,8 +159,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self._average()
         counters.target_tokens += tokens
+        counters.logged_tokens += tokens
+        counters.logged_loss += loss * tokens
         counters.seconds += time.perf_counter() - began
-        self._tell(loss, rate, float(norm))
+        self._tell(rate, float(norm))
         if counters.step % self.recipe.evaluation.every == 0 or counters.step == settings.max_steps:
             self._validate()
         elif counters.step % settings.save_every == 0:
@@ -188,8 +190,10 @@ class Trainer:
 
     # -- what is told, kept and saved --------------------------------------------------------------------------------
 
-    def _tell(self, loss: float, rate: float, norm: float) -> None:
+    def _tell(self, rate: float, norm: float) -> None:
         counters, total = self.counters, self.settings.max_steps
+        # One batch holds sentences of one length, so its loss alone would say more about them than about the model.
+        loss = counters.logged_loss / counters.logged_tokens
         speed = counters.target_tokens / max(counters.seconds, 1e-9)
         self.report.advance(counters.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
         if counters.step % self.settings.log_every and counters.step != total:
@@ -207,6 +211,7 @@ class Trainer:
             target_tokens=counters.target_tokens,
             seconds=round(counters.seconds, 1),
         )
+        counters.logged_loss, counters.logged_tokens = 0.0, 0
 
     def _validate(self) -> None:
         counters, wanted = self.counters, self.recipe.evaluation

@@ -28,7 +28,7 @@ class SplitConfig:
 class TokenizerConfig:
     """The joint vocabulary. `sampling_alpha` above 0 draws another segmentation of the training text each epoch."""
 
-    vocab_size: int = Field(default=8000, ge=300)
+    vocab_size: int = Field(default=8000, ge=261)
     sampling_alpha: float = Field(default=0.0, ge=0, le=1)
 
 

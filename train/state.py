@@ -19,13 +19,16 @@ STATE, COUNTERS = "training.safetensors", "training.json"
 
 @dataclasses.dataclass(slots=True)
 class Counters:
-    """Where a run stands. `position` is the next batch of epoch `epoch`; times are seconds of training."""
+    """Where a run stands. `position` is the next batch of epoch `epoch`; times are seconds of training; `logged_…` add
+    up since the last line of the log."""
 
     step: int = 0
     epoch: int = 0
     position: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
+    logged_loss: float = 0.0
+    logged_tokens: int = 0
     best: float | None = None
     best_step: int = 0
     stale_validations: int = 0

@@ -109,7 +109,9 @@ def evaluate(
     references = [(path, read_lines(path)) for path in reference]
     for path, versions in references:
         if len(versions) != len(lines):
-            raise UserError(f"{path}: has {len(versions)} lines and {given} has {len(lines)}; they must correspond")
+            raise UserError(
+                f"{path} has {len(versions)} lines and {given} has {len(lines)} lines; they must correspond"
+            )
     if hypotheses is not None:
         if target_language is None:
             raise UserError("--target-language: needed with --hypotheses, e.g. zh; BLEU's tokenizer depends on it")
@@ -260,7 +262,7 @@ def main() -> NoReturn:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("translator: %(levelname)s: %(message)s"))
     logging.addLevelName(logging.WARNING, "warning")
-    logging.getLogger("translator").addHandler(handler)
+    logging.getLogger("translator").handlers = [handler]
     try:
         status = app(standalone_mode=False, prog_name="translator")
     except UserError as error:

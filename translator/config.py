@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from translator.errors import UserError
 
-STRICT = ConfigDict(extra="forbid")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 T = TypeVar("T")
 
@@ -82,14 +82,14 @@ class DecodeConfig:
     """
 
     beam_size: int = Field(default=4, ge=1)
-    length_penalty: float = Field(default=1.0, ge=0)
+    length_penalty: float = Field(default=1.0, ge=0, le=10)
     n_best: int = Field(default=1, ge=1)
     early_stopping: bool = True
-    max_length_factor: float = Field(default=2.0, ge=0)
+    max_length_factor: float = Field(default=2.0, ge=0, le=1000)
     max_length_extra: int = Field(default=10, ge=1)
     no_repeat_ngram_size: int = Field(default=0, ge=0)
     sampling: bool = False
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.001, le=1000)
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = 0
@@ -115,10 +115,16 @@ def parse(cls: type[T], values: object, *, where: str) -> T:
         raise UserError(f"{where}: {_describe(error, cls)}") from None
 
 
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+
+
 def _describe(error: ValidationError, cls: type) -> str:
-    first = error.errors()[0]
+    # A misspelt key is also a missing one when it is required; the spelling is what helps.
+    first = min(error.errors(), key=lambda found: found["type"] not in _UNKNOWN)
     key = ".".join(str(part) for part in first["loc"])
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if first["type"] == "missing":
+        return f"missing key {key!r}"
+    if first["type"] in _UNKNOWN:
         near = difflib.get_close_matches(str(first["loc"][-1]), _keys(cls, first["loc"][:-1]), n=1)
         return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     message = first["msg"].removeprefix("Value error, ")
@@ -163,6 +169,6 @@ def from_json(cls: type[T], path: Path) -> T:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     return parse(cls, values, where=str(path))

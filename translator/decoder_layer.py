@@ -197,7 +197,7 @@ class CachedDecoderLayer(nn.Module):
 
     def cross_kv(self, memory: Tensor, proj: LayerProjections | None = None) -> tuple[Tensor, Tensor]:
         """K and V of the encoder output `(B, S, D)`, each `(B, H, S, D_head)`."""
-        k, v = (proj or self.projections()).cross_kv(memory).chunk(2, dim=-1)
+        k, v = (self.multihead_attn.kv if proj is None else proj.cross_kv)(memory).chunk(2, dim=-1)
         heads = self.multihead_attn.num_heads
         return split_heads(k, heads), split_heads(v, heads)
 
@@ -252,12 +252,12 @@ class CachedDecoder(nn.Module):
     @property
     def batch_first(self) -> bool:
         """Whether inputs are `(B, T, D)`; else `(T, B, D)`."""
-        return self.stack[0].batch_first
+        return cast(CachedDecoderLayer, self.layers[0]).batch_first
 
     @property
     def num_heads(self) -> int:
         """H."""
-        return self.stack[0].self_attn.num_heads
+        return cast(CachedDecoderLayer, self.layers[0]).self_attn.num_heads
 
     @torch.no_grad()
     def start(
@@ -284,8 +284,9 @@ class CachedDecoder(nn.Module):
         visible = padding_visible(memory_key_padding_mask, source.shape[0], source.shape[1])
         if visible is not None:  # an encoder may leave NaN at padding, and a mask alone doesn't stop it
             source = source.masked_fill(~visible.unsqueeze(-1), 0)
-        projected = (layer.cross_kv(source) for layer in self.stack)
-        cross = [(k.contiguous(), v.contiguous()) for k, v in projected]
+        cross = [layer.cross_kv(source) for layer in self.stack]
+        if source.shape[0] > 1:  # pays in attention after a few steps; for one sentence it would delay the first token
+            cross = [(k.contiguous(), v.contiguous()) for k, v in cross]
         return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)
 
     def forward(

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 class ByteDropout(nn.Module):
-    """Zeroes elements with probability `p`, rounded to 1/256, and scales the rest by `1 / (1 - p)`.
+    """Zeroes elements with probability `p`, rounded to 1/256 (at most 255/256), and scales the rest to keep the mean.
 
     Draws from PyTorch's default generator of the input's device, so saving that generator's state makes a resumed run
     exact.
@@ -16,7 +16,7 @@ class ByteDropout(nn.Module):
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be at least 0 and below 1, not {p}")
         self.p = p
-        self.threshold = round(p * 256)
+        self.threshold = min(round(p * 256), 255)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` of any shape, dropped in training mode, as it is in eval mode."""

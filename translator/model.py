@@ -108,7 +108,8 @@ class Positions(nn.Module):
         super().__init__()
         table = position_table(config.max_positions, config.d_model)
         if config.positions == "learned":
-            self.weight = nn.Parameter(torch.randn_like(table) * 0.02)
+            # As large as the scaled token embeddings: positions that start small are learned many epochs late.
+            self.weight = nn.Parameter(torch.randn_like(table))
         else:
             self.register_buffer("weight", table, persistent=False)
 

@@ -33,9 +33,10 @@ class Candidate:
 
 @dataclasses.dataclass(slots=True)
 class _Piece:
-    """One sentence of one line."""
+    """One sentence of one line: `place` 0 is the line's first."""
 
     line: int
+    place: int
     text: str
     ids: list[int]
     prefix: list[int]
@@ -94,11 +95,7 @@ class Translator:
         unless `split` is False. A sentence longer than the model's positions is cut, with a warning that names its
         line, counted from `first_line`. Raises `UserError` for settings this model can't meet.
         """
-        config = config or self.config.decode
-        if config.beam_size > self.tokenizer.vocab_size:
-            raise UserError(
-                f"beam_size {config.beam_size} is larger than the vocabulary of {self.tokenizer.vocab_size} tokens"
-            )
+        config = self._checked(config)
         if prefixes is not None and len(prefixes) != len(lines):
             raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
         by_line = [
@@ -113,7 +110,7 @@ class Translator:
 
         The parts joined are what `translate([text])` returns.
         """
-        config = config or self.config.decode
+        config = self._checked(config)
         written = ""
         for piece in self._pieces(0, text, "", True, 1):
             gap = join_sentences([".", "."], self.config.target_language)[1:-1] if written else ""
@@ -123,10 +120,11 @@ class Translator:
                     written, gap = written + part, ""
 
     def score(self, sources: Sequence[str], targets: Sequence[str | list[str]]) -> list[tuple[float, int]]:
-        """(log-probability, tokens) of each target given its source, teacher-forced, the end token counted.
+        """(log-probability, tokens) of each target given its source, teacher-forced.
 
-        A target is text, or pieces as `Candidate.tokens` gives them, which may end with the end token or not. Raises
-        `UserError` for a source or target longer than the model's positions.
+        A target is text, which is scored with its end token, or pieces as `Candidate.tokens` gives them, which are
+        scored as they are: a translation cut at its longest has no end token. Raises `UserError` for a source or target
+        longer than the model's positions.
         """
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: there must be as many of each")
@@ -143,21 +141,43 @@ class Translator:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def _checked(self, config: DecodeConfig | None) -> DecodeConfig:
+        config = config or self.config.decode
+        if config.beam_size > self.tokenizer.vocab_size:
+            raise UserError(
+                f"beam_size {config.beam_size} is larger than the vocabulary of {self.tokenizer.vocab_size} tokens"
+            )
+        return config
+
     def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[_Piece]:
+        _check_text(first_line + index, line, prefix)
         if not line.strip():
             return []
         sentences = split_sentences(line, self.config.source_language) if split else [line]
         pieces = []
         for place, sentence in enumerate(sentences):
-            ids = [*self.tokenizer.encode(sentence), self.tokenizer.eos_id]
-            limit = self.config.model.max_positions
-            if len(ids) > limit:
+            ids, limit = self.tokenizer.encode(sentence), self.config.model.max_positions
+            if len(ids) >= limit:
                 log.warning(
-                    "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, len(ids), limit
+                    "line %d: a sentence of %d tokens was cut to the model's %d",
+                    first_line + index,
+                    len(ids) + 1,
+                    limit,
                 )
-                ids = [*ids[: limit - 1], self.tokenizer.eos_id]
-            pieces.append(_Piece(index, sentence, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+                sentence, ids = self._cut(ids, limit - 1)
+            ids = [*ids, self.tokenizer.eos_id]
+            pieces.append(_Piece(index, place, sentence, ids, self.tokenizer.encode(prefix) if place == 0 else []))
         return pieces
+
+    def _cut(self, ids: list[int], most: int) -> tuple[str, list[int]]:
+        """The text of the first `most` ids, less half a character at its end, and the ids of that text."""
+        while True:
+            text = self.tokenizer.decode(ids[:most]).rstrip("\ufffd")
+            again = self.tokenizer.encode(text)
+            if len(again) <= most:
+                return text, again
+            ids = again
+            most -= 1
 
     def _decode(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> None:
         rows = rows_per_sentence(config)
@@ -190,7 +210,7 @@ class Translator:
             eos_id=self.tokenizer.eos_id,
             pad_id=self.tokenizer.pad_id,
             prefixes=[piece.prefix for piece in pieces] if any(piece.prefix for piece in pieces) else (),
-            keys=[first_line + piece.line for piece in pieces],
+            keys=[hash((first_line + piece.line, piece.place)) for piece in pieces],
         )
 
     def _joined(self, pieces: list[_Piece]) -> list[Candidate]:
@@ -226,19 +246,21 @@ class Translator:
         sentences = self._sentences([piece], config, 1)
         for history, ended in greedy_steps(self._stepper([piece], 1), sentences, config):
             text = self._text(history[0].tolist())
-            # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD.
+            # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD. Should it prove
+            # to be white space, the space before it is no longer in the middle of the text.
             if not ended:
-                text = text.rstrip("\ufffd")
+                text = text.rstrip("\ufffd").rstrip()
             if text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
 
     def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
         tokenizer, limit = self.tokenizer, self.config.model.max_positions
+        _check_text(number, source, target if isinstance(target, str) else "")
         source_ids = [*tokenizer.encode(source), tokenizer.eos_id]
-        target_ids = tokenizer.encode(target) if isinstance(target, str) else tokenizer.ids(target)
-        if not target_ids or target_ids[-1] != tokenizer.eos_id:
-            target_ids = [*target_ids, tokenizer.eos_id]
+        target_ids = [*tokenizer.encode(target), tokenizer.eos_id] if isinstance(target, str) else tokenizer.ids(target)
+        if not target_ids:
+            raise UserError(f"line {number}: there are no tokens to score")
         for side, ids in (("source", source_ids), ("target", target_ids)):
             if len(ids) > limit:
                 raise UserError(f"line {number}: the {side} has {len(ids)} tokens; this model's limit is {limit}")
@@ -271,12 +293,20 @@ def batches(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield batch
 
 
+def _check_text(number: int, *texts: str) -> None:
+    """Raises `UserError` for half a surrogate pair, which is what Python makes of a byte that is no UTF-8."""
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"line {number} is not valid UTF-8") from None
+
+
 def usable_device(name: str) -> torch.device:
     """The device called `name`; raises `UserError` when it is unknown or not there."""
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+        torch.empty(1, device=device).cpu()  # "meta" makes tensors too, but holds nothing
+    except (RuntimeError, AssertionError, ImportError):
         there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
         raise UserError(f"device {name!r} is not there; this machine has {', '.join(there)}") from None
     return device

@@ -22,7 +22,7 @@ def score_files(translator: Translator, sources: Path, targets: Path) -> list[Sc
     source_lines, target_lines = read_lines(sources), read_lines(targets)
     if len(source_lines) != len(target_lines):
         raise UserError(
-            f"{sources} has {len(source_lines)} lines and {targets} has {len(target_lines)}; they must correspond"
+            f"{sources} has {len(source_lines)} lines and {targets} has {len(target_lines)} lines; they must correspond"
         )
     return translator.score(source_lines, target_lines)
 

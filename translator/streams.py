@@ -5,7 +5,7 @@ import queue
 import stat
 import threading
 from collections.abc import Iterator
-from os import fstat
+from os import dup, fdopen, fstat
 from typing import BinaryIO
 
 from translator.textio import iter_lines
@@ -16,14 +16,13 @@ _END = object()
 def windows(stream: BinaryIO, name: str, most: int) -> Iterator[list[str]]:
     """The lines of `stream`, at most `most` at a time and never an empty list.
 
-    From a pipe or a terminal, a window holds what has arrived: the first line doesn't wait for the last. Raises
-    `UserError` as `iter_lines` does, after the lines before the bad one were given.
+    From a pipe or a terminal, of which nothing was read before, a window holds what has arrived: the first line doesn't
+    wait for the last. Raises `UserError` as `iter_lines` does, after the lines before the bad one were given.
     """
-    lines = iter_lines(stream, name)
     if _is_file(stream):
-        yield from _full_windows(lines, most)
+        yield from _full_windows(iter_lines(stream, name), most)
     else:
-        yield from _arriving(lines, most)
+        yield from _arriving(iter_lines(_own(stream), name), most)
 
 
 def _is_file(stream: BinaryIO) -> bool:
@@ -31,6 +30,14 @@ def _is_file(stream: BinaryIO) -> bool:
         return stat.S_ISREG(fstat(stream.fileno()).st_mode)
     except OSError:
         return True  # no descriptor: in memory, so nothing is to be waited for
+
+
+def _own(stream: BinaryIO) -> BinaryIO:
+    """The same pipe for the reading thread alone.
+
+    When a program ends while its thread waits in `sys.stdin`, Python can't close that and aborts.
+    """
+    return fdopen(dup(stream.fileno()), "rb")
 
 
 def _full_windows(lines: Iterator[str], most: int) -> Iterator[list[str]]:

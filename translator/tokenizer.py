@@ -84,7 +84,7 @@ class Tokenizer:
         ]
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids; special tokens give nothing, a cut-off byte sequence gives U+FFFD."""
+        """Text of token ids; padding, start and end give nothing, a cut-off byte sequence gives U+FFFD."""
         return self._processor.decode(ids)
 
     def pieces(self, ids: list[int]) -> list[str]:
@@ -107,4 +107,6 @@ def _explain(message: str, vocab_size: int) -> str:
     needed = re.search(r"smaller than required_chars\D*\d+ vs (\d+)", message)
     if needed:
         return f"tokenizer.vocab_size = {vocab_size} is too small for this text; at least {needed.group(1)}"
+    if "sentences_.empty()" in message:
+        return "the tokenizer could not be trained: there is no text"
     return f"the tokenizer could not be trained: {message.splitlines()[-1] if message else 'no reason given'}"

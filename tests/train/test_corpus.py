@@ -71,9 +71,7 @@ def test_invalid_utf8_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 
 def test_tsv_takes_its_first_two_columns_and_quotes_are_text(tmp_path: Path) -> None:
-    (tmp_path / "mine.tsv").write_text(
-        '"Hi" he said\t“你好”\tnote\n\nplain\u2028text\t文\n', encoding="utf-8"
-    )
+    (tmp_path / "mine.tsv").write_text('"Hi" he said\t“你好”\tnote\n\nplain\u2028text\t文\n', encoding="utf-8")
     pairs = load("mine.tsv", tmp_path)
     assert texts(pairs) == [('"Hi" he said', "“你好”"), ("", ""), ("plain\u2028text", "文")]
     assert pairs[2].origin == "mine.tsv:3"
@@ -82,9 +80,7 @@ def test_tsv_takes_its_first_two_columns_and_quotes_are_text(tmp_path: Path) -> 
 def test_tsv_columns_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("id\tzh\ten\n1\t一\tone\n", encoding="utf-8")
     assert texts(load({"table": "x.tsv", "source": "en", "target": "zh"}, tmp_path)) == [("one", "一")]
-    with pytest.raises(
-        UserError, match=r"x\.tsv:1: the header must have one column 'fr'; it has: id, zh, en"
-    ):
+    with pytest.raises(UserError, match=r"x\.tsv:1: the header must have one column 'fr'; it has: id, zh, en"):
         load({"table": "x.tsv", "source": "fr", "target": "zh"}, tmp_path)
 
 
@@ -260,9 +256,7 @@ def test_a_package_that_is_not_installed_names_the_command(monkeypatch: pytest.M
 
 def test_no_english_sentence_is_in_two_parts(default_pairs: list[Pair]) -> None:
     split = split_pairs(default_pairs, "source")
-    parts = [
-        {pair.source.strip().casefold() for pair in part} for part in (split.train, split.dev, split.test)
-    ]
+    parts = [{pair.source.strip().casefold() for pair in part} for part in (split.train, split.dev, split.test)]
     assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
     assert [len(split.train), len(split.dev), len(split.test)] == [59_031, 989, 912]
 

@@ -4,7 +4,9 @@ The oracle is PyTorch's own stack, each row alone with its own unpadded source, 
 uncached path here can't hide one in the cached path.
 """
 
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -161,7 +163,8 @@ def assert_zero_beyond_lengths(cache: DecoderCache) -> None:
         for buffer in (layer.self_attn.k, layer.self_attn.v):
             assert buffer.shape[0] == cache.rows
             for row, length in enumerate(cache.lengths.tolist()):
-                assert not buffer[row, :, length:].isnan().any() and not buffer[row, :, length:].any()
+                beyond = buffer[row, :, length : layer.self_attn.clean]  # further slots were in no view yet
+                assert not beyond.isnan().any() and not beyond.any()
                 assert buffer[row, :, :length].abs().sum(-1).min() > 0 if length else True
 
 
@@ -401,13 +404,13 @@ def test_a_float_padding_mask_of_the_source(model, kind):
 def test_static_full_says_so_and_the_slots_left_are_usable(model):
     grid = Grid(model, [3, 4], "static", capacity=5)
     grid.step(3)
-    before = [layer.self_attn.k.clone() for layer in grid.cache.layers]
+    before = [layer.self_attn.k[:, :, :3].clone() for layer in grid.cache.layers]
     for T in (3, 50):
         with pytest.raises(CacheFullError, match=rf"{3 + T} slots.*capacity is 5"):
             grid.step(T)
         assert grid.cache.lengths.tolist() == [3, 3]
         assert all(
-            torch.equal(layer.self_attn.k, k) for layer, k in zip(grid.cache.layers, before, strict=True)
+            torch.equal(layer.self_attn.k[:, :, :3], k) for layer, k in zip(grid.cache.layers, before, strict=True)
         )
     grid.step(2)
     with pytest.raises(CacheFullError):
@@ -949,3 +952,16 @@ def test_what_is_no_container_is_refused(container):
     empty = torch.zeros(1, H, 1, D // H)
     with pytest.raises(TypeError, match=f"layer 0: {type(container).__name__} is not a SelfAttentionCache"):
         DecoderCache([LayerCache(container, CrossAttentionCache(empty, empty))], batch_size=1)
+
+
+@every_kind
+def test_a_dropped_cache_is_freed_at_once_not_when_the_garbage_collector_comes(model, kind):
+    gc.disable()
+    try:
+        cache = model.decoder.start(model.random(1, 3, D), kind=kind, capacity=4)
+        model.decoder(model.random(1, 1, D), cache)
+        kept = [weakref.ref(cache), *(weakref.ref(layer.self_attn) for layer in cache.layers)]
+        del cache
+        assert not any(reference() for reference in kept)
+    finally:
+        gc.enable()

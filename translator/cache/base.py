@@ -4,6 +4,7 @@ Shape letters: `B` sentences, `K` beams, `rows = B * K`, `T` new target tokens, 
 `D_head` head width. The rows of a sentence are neighbours: row `b * K + k`.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ class UnsupportedCacheOperation(NotImplementedError):
 
 
 class SelfAttentionCache(ABC):
-    """K and V of one layer's self-attention, one row for each hypothesis, slots beyond a row's length all zero.
+    """K and V of one layer's self-attention, one row for each hypothesis. A view shows zeros beyond a row's length.
 
     Lengths live in the `DecoderCache`, not here: layers are written one after another, so a length per layer would be
     ambiguous in the middle of a forward pass.
@@ -148,24 +149,26 @@ class Lengths:
 class LayerStep:
     """One layer's share of a step: what attention sees of the cache."""
 
-    __slots__ = ("cache", "step", "written")
+    __slots__ = ("_step", "cache", "written")
 
     def __init__(self, cache: LayerCache, step: "Step") -> None:
         self.cache = cache
-        self.step = step
+        # Weak, since the step holds its layers: a cycle would keep K and V until the garbage collector comes round.
+        self._step = weakref.ref(step)
         self.written = False
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends `k, v` `(rows, H, T, D_head)` and returns all of K and V. The one line that knows of caching."""
-        if self.step.closed:
+        step = self._step()
+        if step is None or step.closed:
             raise RuntimeError("this step is over: it was committed, or another was begun or the grid changed since")
         container = self.cache.self_attn
-        container.append(k, v, self.step)
+        container.append(k, v, step)
         self.written = True
-        return container.view(self.step)
+        return container.view(step)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Step:
     """A step of T tokens on the whole stack: positions, mask and slots, worked out once from the lengths.
 
@@ -190,11 +193,11 @@ def step_mask(lengths: Lengths, T: int, visible: int, device: torch.device) -> t
 
     Token `i` of row `r` stands at position `lengths[r] + i` and sees the keys at or before it.
     """
+    past = lengths.uniform
+    if past is not None and visible == past + T and (T == 1 or past == 0):
+        return None, T > 1
     keys = torch.arange(visible, device=device)
-    if lengths.uniform is not None:
-        past = lengths.uniform
-        if visible == past + T and (T == 1 or past == 0):
-            return None, T > 1
+    if past is not None:
         queries = torch.arange(past, past + T, device=device)
         return keys <= queries.unsqueeze(1), False
     queries = lengths.tensor().to(device).unsqueeze(1) + torch.arange(T, device=device)

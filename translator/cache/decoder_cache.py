@@ -71,9 +71,11 @@ class DecoderCache:
         if beams < 1:
             raise ValueError(f"beams {beams} must be at least 1")
         batch_size = cross[0][0].shape[0]
-        layers = [
-            LayerCache(CACHE_KINDS[kind](batch_size * beams, k, capacity), CrossAttentionCache(k, v)) for k, v in cross
-        ]
+        container = CACHE_KINDS[kind]
+        with torch.inference_mode(False):  # once here, since entering it for each buffer takes longer than allocating
+            layers = [
+                LayerCache(container(batch_size * beams, k, capacity), CrossAttentionCache(k, v)) for k, v in cross
+            ]
         return cls(layers, batch_size=batch_size, beams=beams, source_visible=source_visible)
 
     # -- what callers read -------------------------------------------------------------------------------------------
@@ -105,10 +107,10 @@ class DecoderCache:
 
     def positions(self, T: int) -> Tensor:
         """Positions of the next T tokens, `(rows, T)`, int64: what a caller's own embedding has to look up."""
-        steps = torch.arange(T, device=self.device)
-        if self._lengths.uniform is not None:
-            return (steps + self._lengths.uniform).expand(self.rows, T)
-        return self._lengths.tensor().to(self.device).unsqueeze(1) + steps
+        past = self._lengths.uniform
+        if past is not None:
+            return torch.arange(past, past + T, device=self.device).expand(self.rows, T)
+        return self._lengths.tensor().to(self.device).unsqueeze(1) + torch.arange(T, device=self.device)
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ class DenseCache(SelfAttentionCache):
     """K and V in two buffers `(rows, H, slots, D_head)`; subclasses decide how many slots there are.
 
     Invariant between steps: below `clean`, every slot at or beyond its row's length is zero. A mask alone would not be
-    enough, since 0 * NaN is NaN. Slots from `clean` on hold whatever the memory held: no view has shown them yet, and to
-    zero a large buffer up front costs as much as the first token.
+    enough, since 0 * NaN is NaN. Slots from `clean` on hold whatever the memory held: no view has shown them yet, and
+    zeroing a large buffer at once can cost as much as the first token.
     """
 
     def __init__(self, rows: int, like: Tensor, slots: int) -> None:
@@ -137,8 +137,10 @@ def whole_blocks(length: int, block: int) -> int:
 
 def _empty(like: Tensor, rows: int, slots: int) -> Tensor:
     # A normal tensor even when made in inference mode, so that later steps may run outside that mode.
-    with torch.inference_mode(False):
-        return torch.empty(rows, like.shape[1], slots, like.shape[3], dtype=like.dtype, device=like.device)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return _empty(like, rows, slots)
+    return torch.empty((rows, like.shape[1], slots, like.shape[3]), dtype=like.dtype, device=like.device)
 
 
 def _grown(old: Tensor, slots: int, clean: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -166,12 +167,13 @@ def report_summary(report: ParityReport) -> str:
 
 def _describe(check: Check, difference: TokenDifference) -> str:
     tokens = ["nothing" if token is None else f"id {token}" for token in (difference.token, difference.expected)]
+    gap = "not measurable" if math.isnan(difference.gap) else f"{difference.gap:.1e} nats"
     verdict = "a difference"
     if check.dtype in TOLERANCES:
         verdict = "a tie" if check.is_tie(difference) else "NOT a tie"
     return (
         f"line {difference.line}, hypothesis {difference.rank + 1}, token {difference.position + 1}: {tokens[0]}, "
-        f"where {difference.against} has {tokens[1]}; gap {difference.gap:.1e} nats: {verdict}"
+        f"where {difference.against} has {tokens[1]}; gap {gap}: {verdict}"
     )
 
 

@@ -132,18 +132,18 @@ def compare_results(
 
 
 def choice_gap(rows: Sequence[Row], theirs: Sequence[Turn], step: int) -> float:
-    """How far apart the rows two searches went on with at `step` were by the reference's log-probabilities, in nats.
+    """How far apart the rows two searches went on with at `step` were, rank by rank, by the reference's
+    log-probabilities, in nats.
 
-    Both held the same rows until then, so the reference knows every prefix. NaN when nothing stands against anything:
-    the same rows in another order, or a sentence that one of them took for done.
+    Both held the same rows until then, so the reference knows every prefix. Ranked totals move no further than the
+    totals themselves, so an honest tie gives a gap within the tolerance. NaN when they only differ in sentences done.
     """
-    wanted, gap = theirs[step][0], math.nan
-    for sentence in dict.fromkeys(row[0] for row in wanted):
-        ours = [row for row in rows if row[0] == sentence and row not in wanted]
-        others = [row for row in wanted if row[0] == sentence and row not in rows]
-        for a, b in zip(ours, others, strict=False):
-            gap = max(abs(_log_prob(a, theirs) - _log_prob(b, theirs)), 0.0 if math.isnan(gap) else gap)
-    return gap
+    gaps = []
+    for sentence in dict.fromkeys(row[0] for row in rows):
+        ours, others = ([row for row in side if row[0] == sentence] for side in (rows, theirs[step][0]))
+        pairs = [(a, b) for a, b in zip(ours, others, strict=False) if a != b]
+        gaps += [abs(_log_prob(a, theirs) - _log_prob(b, theirs)) for a, b in pairs]
+    return max(gaps, default=math.nan)
 
 
 def _log_prob(row: Row, turns: Sequence[Turn]) -> float:

@@ -109,15 +109,8 @@ def self_test(
     On `model`, or a small random one; only faults that mean something with its number of layers are planted. Raises
     `UserError` for a model too short to be tested.
     """
-    model = in_dtype(model or random_model(), torch.float64)
-    config = model.config
-    if config.max_positions <= LIFE_POSITIONS:
-        raise UserError(f"a self-test needs a model of more than {LIFE_POSITIONS} positions")
-    generator = torch.Generator().manual_seed(0)
-    sources = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in SOURCE_LENGTHS]
-    longest = min(LONGEST, config.max_positions - 1)  # a position off by one must be wrong, not impossible
-    bench = Bench(model, sources, special=SpecialIds(), beams=BEAMS, longest=longest)
-    faults = [fault for fault in faults if fault.layers <= config.num_decoder_layers]
+    bench = self_test_bench(model or random_model())
+    faults = [fault for fault in faults if fault.layers <= bench.model.config.num_decoder_layers]
     total = len(faults) + 1
     clean, outcomes = _measure(bench), []
     for done, fault in enumerate(faults, 1):
@@ -128,6 +121,17 @@ def self_test(
     if progress:
         progress(total, total)
     return SelfTestReport(clean, outcomes)
+
+
+def self_test_bench(model: TranslationModel) -> Bench:
+    """The sentences that a self-test decodes, random ids of ragged lengths, and a copy of `model` in float64."""
+    config = model.config
+    if config.max_positions <= LIFE_POSITIONS:
+        raise UserError(f"a self-test needs a model of more than {LIFE_POSITIONS} positions")
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randint(config.vocab_size, (n,), generator=generator).tolist() for n in SOURCE_LENGTHS]
+    longest = min(LONGEST, config.max_positions - 1)  # a position off by one must be wrong, not impossible
+    return Bench(in_dtype(model, torch.float64), sources, special=SpecialIds(), beams=BEAMS, longest=longest)
 
 
 def _measure(bench: Bench) -> list[Check]:

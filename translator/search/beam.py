@@ -35,20 +35,21 @@ class _Beam:
         self.tokens = torch.full((B * K,), sentences.bos_id)
         self.history = torch.zeros(B, K, 0, dtype=torch.int64)
         # All beams of a sentence start equal: only the first may be continued, or they would stay equal.
-        self.scores = torch.full((B, K), NEVER)
+        # In fp64, as greedy search adds up too: a long target's rounding would otherwise show in its score.
+        self.scores = torch.full((B, K), NEVER, dtype=torch.float64)
         self.scores[:, 0] = 0
 
     def step(self) -> None:
         B, K, t = self.history.shape
         log_probs = next_log_probs(self.stepper, self.tokens)
-        self.scores = self.scores.to(log_probs.dtype)
         V = log_probs.shape[1]
-        totals = self.rules.apply(log_probs, self.history.view(B * K, t)).view(B, K, V) + self.scores.unsqueeze(2)
-        best, flat = totals.view(B, K * V).topk(min(2 * K, K * V), dim=1)
+        log_probs = self.rules.apply(log_probs, self.history.view(B * K, t)).view(B, K, V)
+        totals = log_probs + self.scores.to(log_probs.dtype).unsqueeze(2)
+        flat = totals.view(B, K * V).topk(min(2 * K, K * V), dim=1).indices
         parents, tokens = flat // V, flat % V
+        best = self.scores.gather(1, parents) + log_probs.view(B, K * V).gather(1, flat)
         ends = tokens == self.rules.sentences.eos_id
         self._complete(best, parents, ends)
-        # The ranking is already sorted, so this keeps its order.
         self.scores, places = best.masked_fill(ends, NEVER).topk(min(K, best.shape[1]), dim=1)
         parents, tokens = parents.gather(1, places), tokens.gather(1, places)
         if parents.shape[1] < K:  # fewer continuations than beams: the spare beams are dead

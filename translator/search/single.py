@@ -58,7 +58,8 @@ class Sampler:
         threshold = self.uniform[active, :, t].reshape(-1, 1).to(total.dtype) * total[:, -1:]
         # First place whose cumulative mass exceeds the number; rounding may leave none, then the last with any mass.
         places = (total <= threshold).sum(dim=1).clamp(max=probs.shape[1] - 1)
-        last = (probs > 0).sum(dim=1) - 1
+        # For a row that has ended, the rules may leave no token at all; it takes any.
+        last = ((probs > 0).sum(dim=1) - 1).clamp(min=0)
         return order.gather(1, torch.minimum(places, last).unsqueeze(1)).squeeze(1)
 
 

@@ -1,0 +1,117 @@
+"""Label smoothing never counts padding; batches hold what they say, in an order that seed and epoch decide."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from train.batches import Encoded, collate, plan_epoch
+from train.loss import smoothed_cross_entropy
+from train.recipe import TrainingConfig
+from train.schedule import learning_rate
+from translator.config import ModelConfig
+from translator.model import TranslationModel
+
+PAD, BOS, EOS = 0, 2, 3
+
+
+def encoded(count: int, seed: int = 0) -> Encoded:
+    draw = torch.Generator().manual_seed(seed)
+
+    def row() -> list[int]:
+        return torch.randint(4, 50, (int(torch.randint(1, 20, (1,), generator=draw)),), generator=draw).tolist()
+
+    return Encoded([[*row(), EOS] for _ in range(count)], [row() for _ in range(count)])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loss_and_gradient_are_those_of_the_plain_formula(smoothing: float, dtype: torch.dtype) -> None:
+    logits = torch.randn(12, 30, generator=torch.Generator().manual_seed(1)) * 3
+    target = torch.arange(12)
+    given = logits.to(dtype).requires_grad_()
+    plain = given.detach().float().requires_grad_()
+    loss = smoothed_cross_entropy(given, target, smoothing)
+    expected = F.cross_entropy(plain, target, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-5)
+    (loss / 7).backward()
+    (expected / 7).backward()
+    tolerance = 1e-6 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(given.grad.float(), plain.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_no_tokens_give_a_loss_of_zero() -> None:
+    assert float(smoothed_cross_entropy(torch.zeros(0, 9), torch.zeros(0, dtype=torch.int64), 0.1)) == 0
+
+
+def test_more_padding_changes_neither_the_loss_nor_the_gradients() -> None:
+    torch.manual_seed(0)
+    model = TranslationModel(
+        ModelConfig(vocab_size=50, d_model=16, nhead=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
+    ).double()
+    batch = collate(encoded(5), range(5), BOS, EOS, PAD)
+
+    def run(extra: int, filler: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        def wider(ids: torch.Tensor, value: int | bool) -> torch.Tensor:
+            return torch.cat([ids, ids.new_full((len(ids), extra), value)], dim=1)
+
+        source = wider(batch.source, filler).masked_fill(wider(batch.source_padding, True), filler)
+        hidden = wider(batch.source_padding, True)
+        real = wider(batch.real, False)
+        states = model.decode(wider(batch.target_in, filler), model.encode(source, hidden), hidden)
+        loss = smoothed_cross_entropy(model.logits(states[real]), wider(batch.target_out, filler)[real], 0.1)
+        # A padding id is still some token's embedding: only what its positions contribute must vanish.
+        return loss, list(torch.autograd.grad(loss, list(model.parameters())))
+
+    loss, gradients = run(0, PAD)
+    for extra, filler in ((30, PAD), (30, 17)):
+        other, others = run(extra, filler)
+        torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-10)
+        for one, two in zip(gradients, others, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
+
+
+def test_a_batch_is_shifted_padded_and_marked_from_lengths() -> None:
+    batch = collate(Encoded([[7, EOS], [PAD, 8, EOS]], [[5, PAD, 6], [9]]), [0, 1], BOS, EOS, PAD)
+    assert batch.source.tolist() == [[7, EOS, PAD], [PAD, 8, EOS]]
+    assert batch.source_padding.tolist() == [[False, False, True], [False, False, False]]
+    assert batch.target_in.tolist() == [[BOS, 5, PAD, 6], [BOS, 9, PAD, PAD]]
+    assert batch.target_out.tolist() == [[5, PAD, 6, EOS], [9, EOS, PAD, PAD]]
+    assert batch.real.tolist() == [[True] * 4, [True, True, False, False]]
+    assert batch.tokens == 6
+
+
+def test_an_epoch_holds_every_pair_once_within_the_budget() -> None:
+    corpus = encoded(500)
+    plan = plan_epoch(corpus, 200, seed=1, epoch=0)
+    assert sorted(itertools.chain(*plan)) == list(range(500))
+    for indices in plan:
+        batch = collate(corpus, indices, BOS, EOS, PAD)
+        assert max(batch.source.numel(), batch.target_in.numel()) <= 200
+    used = sum(collate(corpus, indices, BOS, EOS, PAD).tokens for indices in plan)
+    assert used / sum(collate(corpus, indices, BOS, EOS, PAD).target_in.numel() for indices in plan) > 0.9
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    corpus = encoded(100)
+    first = plan_epoch(corpus, 200, seed=1, epoch=0)
+    torch.rand(5)
+    assert plan_epoch(corpus, 200, seed=1, epoch=0) == first
+    assert plan_epoch(corpus, 200, seed=1, epoch=1) != first
+    assert plan_epoch(corpus, 200, seed=2, epoch=0) != first
+
+
+def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
+    corpus = Encoded([[5, EOS], [5] * 99 + [EOS], [5, EOS]], [[5], [5] * 99, [5]])
+    assert sorted(map(sorted, plan_epoch(corpus, 16, seed=0, epoch=0))) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse_sqrt", "constant"])
+def test_the_rate_rises_then_follows_its_schedule(schedule: str) -> None:
+    config = TrainingConfig(learning_rate=1.0, warmup_steps=10, max_steps=100, schedule=schedule)  # type: ignore[arg-type]
+    rates = [learning_rate(config, step) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[9:]))
+    ends = {"cosine": 0.0, "linear": 0.0, "inverse_sqrt": 10**-0.5, "constant": 1.0}
+    assert rates[-1] == pytest.approx(ends[schedule], abs=1e-12)

@@ -1,0 +1,228 @@
+"""A whole run: what it leaves behind, how it stops, and that resuming leaves no trace."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from train import loop
+from train.run import run_recipe
+from translator.checkpoint import read_checkpoint
+from translator.errors import UserError
+from translator.pipeline import Translator
+
+WriteRecipe = Callable[..., Path]
+
+
+def saved(run: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the last saved step: averaged weights, weights, optimiser, random state."""
+    return load_file(run / "last" / "model.safetensors") | load_file(run / "last" / "training.safetensors")
+
+
+def figures(run: Path, *names: str) -> list[tuple[object, ...]]:
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [tuple(record[name] for name in names) for record in records if all(name in record for name in names)]
+
+
+def same_run(first: Path, second: Path) -> None:
+    """Bit for bit: tensors, counters but for the time, the log's losses and rates, the names of what is kept."""
+    one, two = saved(first), saved(second)
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+    counters = [json.loads((run / "last" / "training.json").read_text())["counters"] for run in (first, second)]
+    for values in counters:
+        del values["seconds"]
+    assert counters[0] == counters[1]
+    for names in (("step", "loss", "learning_rate", "gradient_norm"), ("step", "dev_loss", "dev_bleu")):
+        assert figures(first, *names) == figures(second, *names) != []
+    assert sorted(path.name for path in first.iterdir()) == sorted(path.name for path in second.iterdir())
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """Sends this process a signal in the middle of a step, as a user or a scheduler would."""
+    original = loop.Trainer._average
+
+    def average(self: loop.Trainer) -> None:
+        if self.counters.step == step:
+            signal.raise_signal(number)
+        original(self)
+
+    monkeypatch.setattr(loop.Trainer, "_average", average)
+
+
+def test_a_run_leaves_checkpoints_a_log_and_test_scores(recipe: WriteRecipe, tmp_path: Path) -> None:
+    assert run_recipe(str(recipe()), []) is None
+    run = tmp_path / "run"
+    assert len(Translator.from_checkpoint(run / "best").translate(["red cat", ""])) == 2
+    assert [step for (step,) in figures(run, "step")] == [*range(1, 11), 10, *range(11, 21), 20]
+    assert "tok:13a" in json.loads((run / "test.json").read_text())["bleu_signature"]
+    assert (run / "last").resolve().name == "step-00000020"
+    kept = {path.name for path in run.glob("step-*")}
+    assert kept == {(run / "last").resolve().name, (run / "best").resolve().name}
+    assert not [path for path in run.rglob("*") if path.suffix in (".pt", ".pkl", ".bin", ".pth")]
+
+
+@pytest.mark.parametrize(("step", "number"), [(7, signal.SIGTERM), (10, signal.SIGINT), (13, signal.SIGTERM)])
+def test_a_signal_saves_first_and_resuming_is_exact(
+    recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
+) -> None:
+    run_recipe(str(recipe("whole")), [])
+    with monkeypatch.context() as patch:
+        stop_after(patch, step, number)
+        assert run_recipe(str(recipe("broken")), []) is number
+    assert (tmp_path / "broken" / "last").resolve().name == f"step-{step:08d}"
+    run_recipe(str(recipe("broken")), [], resume=True)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_resuming_is_exact_with_accumulation_sampling_and_dropout_in_the_middle_of_an_epoch(
+    recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["training.accumulate=3", "tokenizer.sampling_alpha=0.3", "model.dropout=0.3"]
+    run_recipe(str(recipe("whole")), settings)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 8, signal.SIGTERM)
+        run_recipe(str(recipe("broken")), settings)
+    counters = json.loads((tmp_path / "broken" / "last" / "training.json").read_text())["counters"]
+    assert counters["position"] > 0  # else this would not be the middle of an epoch
+    run_recipe(str(recipe("broken")), settings, resume=True)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+def test_kill_9_after_a_checkpoint_and_resume_is_exact(recipe: WriteRecipe, tmp_path: Path) -> None:
+    settings = ["training.max_steps=60"]
+    run_recipe(str(recipe("whole")), settings)
+    command = [sys.executable, "-m", "translator", "train", str(recipe("broken")), "--set", *settings, "--threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    last = tmp_path / "broken" / "last"
+    deadline = time.monotonic() + 120
+    while not (last.exists() and int(last.resolve().name[5:]) >= 10):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert int(last.resolve().name[5:]) < 60
+    assert subprocess.run([*command, "--resume"], stderr=subprocess.DEVNULL).returncode == 0
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_command_with_the_usual_status(recipe: WriteRecipe, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "translator", "train", str(recipe()), "--set", "training.max_steps=100000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "last").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--resume" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(recipe: WriteRecipe, tmp_path: Path) -> None:
+    path = recipe()
+    run_recipe(str(path), ["training.max_steps=5", "evaluation.every=5"])
+    before = saved(tmp_path / "run")
+
+    def little_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "translator", "train", str(path), "--resume"],
+        preexec_fn=little_disk,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "error" in line] == done.stderr.splitlines()[-1:]
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "run").glob(".*")] == []
+    after = saved(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(recipe: WriteRecipe) -> None:
+    run_recipe(str(recipe()), ["training.max_steps=1"])
+    with pytest.raises(UserError, match="--resume"):
+        run_recipe(str(recipe()), ["training.max_steps=1"])
+
+
+def test_resuming_refuses_other_text_and_a_folder_without_a_run(recipe: WriteRecipe, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to resume"):
+        run_recipe(str(recipe()), [], resume=True)
+    run_recipe(str(recipe()), ["training.max_steps=1"])
+    path = recipe()
+    with (tmp_path / "pairs.src").open("a") as source, (tmp_path / "pairs.tgt").open("a") as target:
+        source.write("new line\n")
+        target.write("new line\n")
+    with pytest.raises(UserError, match="text has changed"):
+        run_recipe(str(path), [], resume=True)
+
+
+def test_fine_tuning_starts_from_the_other_models_weights_and_tokenizer(recipe: WriteRecipe, tmp_path: Path) -> None:
+    run_recipe(str(recipe("first")), [])
+    first = read_checkpoint(tmp_path / "first" / "best")
+    settings = ["training.max_steps=1", "training.learning_rate=1e-9", "tokenizer.vocab_size=280"]
+    run_recipe(str(recipe("second")), settings, init_from=tmp_path / "first" / "best")
+    second = read_checkpoint(tmp_path / "second" / "best")
+    assert second.tokenizer.model == first.tokenizer.model
+    for name, tensor in second.model.state_dict().items():
+        torch.testing.assert_close(tensor, first.model.state_dict()[name], rtol=0, atol=1e-6)
+
+
+def test_training_stops_when_nothing_improves(recipe: WriteRecipe, tmp_path: Path) -> None:
+    settings = [
+        "training.max_steps=200",
+        "training.learning_rate=1e-12",
+        "evaluation.every=2",
+        "evaluation.patience=3",
+        "evaluation.metric=bleu",
+    ]
+    run_recipe(str(recipe()), settings)
+    assert (tmp_path / "run" / "last").resolve().name == "step-00000008"
+    assert (tmp_path / "run" / "best").resolve().name == "step-00000002"
+
+
+def test_text_too_small_for_a_dev_part_trains_without_validation(
+    recipe: WriteRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recipe(**{'dev = [["dev.src", "dev.tgt"]]': "", 'test = [["dev.src", "dev.tgt"]]': ""})
+    for side in ("src", "tgt"):
+        lines = (tmp_path / f"pairs.{side}").read_text().splitlines()[:20]
+        (tmp_path / f"pairs.{side}").write_text("\n".join(lines))
+    run_recipe(str(path), ["tokenizer.vocab_size=280", "training.max_steps=3"])
+    assert "no dev sentences" in capsys.readouterr().err
+    assert Translator.from_checkpoint(tmp_path / "run" / "best").translate(["red"])
+
+
+def test_a_vocabulary_too_large_names_the_largest(recipe: WriteRecipe, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"vocab_size = 9000 is too large .* at most \d+"):
+        run_recipe(str(recipe()), ["tokenizer.vocab_size=9000"])
+    assert not (tmp_path / "run" / "last").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(recipe: WriteRecipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"):
+        run_recipe(str(recipe()), [f"output={tmp_path / 'file' / 'run'}"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu(recipe: WriteRecipe, tmp_path: Path) -> None:
+    run_recipe(str(recipe()), ["training.precision=auto"], device="cuda")
+    assert (tmp_path / "run" / "best").exists()
+
+
+assert os.name == "posix"  # signals and limits of this file

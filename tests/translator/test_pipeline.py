@@ -1,0 +1,373 @@
+"""`Translator`: N lines in, N out, in order, whatever they hold and however they are batched."""
+
+import dataclasses
+import logging
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+import translator.pipeline
+from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model, tiny_tokenizer, tiny_translator
+from translator.config import DecodeConfig
+from translator.errors import UserError
+from translator.padding import pad, padding
+from translator.pipeline import Candidate, Translator, batches, usable_device
+
+GREEDY = DecodeConfig(beam_size=1)
+BEAM = DecodeConfig(beam_size=4, n_best=4)
+SAMPLING = DecodeConfig(sampling=True, n_best=2)
+SHORT = DecodeConfig(beam_size=1, max_length_factor=0, max_length_extra=4)
+every_search = pytest.mark.parametrize("config", [GREEDY, BEAM, SAMPLING], ids=["greedy", "beam", "sampling"])
+
+WORDS = " ".join(ENGLISH).split()
+LONG = " ".join(ENGLISH)
+# Sources of 1 to 90 tokens, shuffled.
+RAGGED = [" ".join(WORDS[i : i + n]) for i, n in enumerate([7, 1, 30, 2, 16, 3, 24, 1, 12, 5, 9, 28, 4, 6, 20, 2, 8, 1, 14, 26])]
+
+
+def texts(found: list[list[Candidate]]) -> list[list[str]]:
+    return [[candidate.text for candidate in candidates] for candidates in found]
+
+
+def assert_same(found: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
+    assert texts(found) == texts(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [c.tokens for c in mine] == [c.tokens for c in theirs]
+        assert [c.sources for c in mine] == [c.sources for c in theirs]
+        assert [c.log_prob for c in mine] == pytest.approx([c.log_prob for c in theirs], abs=1e-4)
+        assert [c.score for c in mine] == pytest.approx([c.score for c in theirs], abs=1e-4)
+
+
+# -- lines in, lines out ----------------------------------------------------------------------------------------------
+
+BLANK = ["", " ", "   ", "\u3000", "\u3000 \t", "\t", "\r", "\u2028", "\u0085", "\x0b\x0c", "\n"]
+NASTY = [
+    "A tab\tin the middle.",
+    "A lone\rcarriage return. And more.",
+    "A line\u2028separator. And more.",
+    "A next\u0085line. And more.",
+    "A paragraph\u2029separator, a form\x0cfeed, a vertical\x0btab.",
+    "\ufeffA byte order mark.",
+    "\ufeff",
+    "\u200b",
+    "...",
+    "?!",
+    "\x00\x01",
+    "价格：１２３％，好！",
+    "ok 😀 👨‍👩‍👧 é 你",
+    "</s> <s> <pad> <unk> <0xF0> ▁",
+    "A\nB",
+    "word" * 30,
+]
+
+
+@every_search
+def test_as_many_lines_out_as_in_each_without_a_line_end(config):
+    lines = ["", *NASTY, *BLANK, "The last but one.", "", LONG, ""]
+    got = tiny_translator().translate(lines, config)
+    assert len(got) == len(lines)
+    assert not any("\n" in text or "\r" in text for text in got)
+    for line, text in zip(lines, got, strict=True):
+        assert bool(text) <= bool(line.strip()), "blank lines give empty ones"
+
+
+def test_blank_lines_give_one_empty_candidate():
+    for candidates in tiny_translator().candidates(BLANK, BEAM, prefixes=["猫"] * len(BLANK)):
+        assert candidates == [Candidate("", 0.0, 0.0, [], [])]
+
+
+def test_no_lines_give_no_lines():
+    assert tiny_translator().translate([]) == []
+    assert list(tiny_translator().stream("")) == []
+
+
+def test_a_line_end_spelled_by_bytes_stays_inside_its_line(monkeypatch):
+    script(monkeypatch, [tiny_tokenizer().ids(["猫", "<0x0A>", "<0x0D>", "狗", "<0x0A>", "</s>"])])
+    assert tiny_translator().translate(["One."], GREEDY) == ["猫  狗"]
+
+
+def test_results_are_in_the_order_given_among_blank_lines():
+    """1,300 numbered lines, every fourth blank."""
+    lines = ["" if number % 4 == 0 else f"{number} {WORDS[number % 7]} {number}" for number in range(1300)]
+    config = dataclasses.replace(SHORT, max_length_extra=2)
+    translator = tiny_translator()
+    found = translator.candidates(lines, config)
+    assert [" ".join(candidates[0].sources) for candidates in found] == lines
+    assert texts(translator.candidates(lines[::-1], config)) == texts(found)[::-1]
+    assert [texts(translator.candidates([lines[i]], config)) for i in (1, 3, 333, 1299)] == [
+        [texts(found)[i]] for i in (1, 3, 333, 1299)
+    ]
+
+
+def test_a_sentence_longer_than_the_positions_is_cut_and_its_line_named(caplog):
+    lines = [*ENGLISH[:4], "word " * 5000, *ENGLISH[4:9]]
+    translator = tiny_translator()
+    with caplog.at_level(logging.WARNING, "translator"):
+        found = translator.candidates(lines, GREEDY, first_line=1001)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("line 1005: ") and "cut" in record.getMessage()
+    assert str(translator.config.model.max_positions) in record.getMessage()
+    assert len(found) == 10 and found[4][0].text
+    assert_same(found[:4] + found[5:], translator.candidates(lines[:4] + lines[5:], GREEDY))
+
+
+@pytest.mark.parametrize("line", ["word " * 5000, "字😀" * 200, "a" + "😀" * 200, "字" * 300], ids=lambda line: line[:5])
+def test_what_is_kept_of_a_cut_sentence_is_what_its_score_is_about(line, caplog):
+    translator = tiny_translator()
+    for config in (GREEDY, BEAM):
+        (candidates,) = translator.candidates([line], config)
+        limit = translator.config.model.max_positions
+        (kept,) = candidates[0].sources
+        assert line.startswith(kept) and "\ufffd" not in kept
+        assert limit - 8 < len(translator.tokenizer.encode(kept)) + 1 <= limit
+        scores = translator.score([kept] * len(candidates), [candidate.tokens[0] for candidate in candidates])
+        assert [score for score, _ in scores] == pytest.approx([c.log_prob for c in candidates], abs=1e-4)
+
+
+def test_a_sentence_that_just_fits_is_not_cut(caplog):
+    translator = tiny_translator()
+    limit = translator.config.model.max_positions
+    fits = "a" * 5000
+    while len(translator.tokenizer.encode(fits)) > limit - 1:
+        fits = fits[:-1]
+    assert len(translator.tokenizer.encode(fits)) == limit - 1
+    assert translator.candidates([fits], SHORT)[0][0].sources == [fits]
+    assert not caplog.records
+
+
+def test_a_long_line_of_many_sentences_is_translated_whole(caplog):
+    line = " ".join(ENGLISH * 20)
+    ((found,),) = tiny_translator().candidates([line], GREEDY)
+    assert not caplog.records
+    assert len(found.sources) > 200 and "".join(found.sources).replace(" ", "") == line.replace(" ", "")
+    alone = tiny_translator().translate(found.sources, GREEDY)
+    assert found.text == "".join(alone)
+
+
+def test_text_that_is_no_unicode_is_refused_by_line():
+    translator = tiny_translator()
+    for call in (
+        lambda: translator.translate(["Fine.", "half a \ud83d pair"], first_line=8),
+        lambda: translator.translate(["Fine.", "Fine."], prefixes=["", "\udcff"], first_line=8),
+        lambda: translator.score(["Fine."] * 9, [""] * 8 + ["\udcff"]),
+    ):
+        with pytest.raises(UserError, match="line 9 is not valid UTF-8"):
+            call()
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+@every_search
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_batches_of_any_size_give_the_same(config, kind):
+    """Padding, batch mates and the cache's kind change neither text nor scores."""
+    expected = tiny_translator(batch_tokens=1).candidates(RAGGED, config)
+    assert len({len(candidates[0].tokens[0]) for candidates in expected}) > 5, "they should end at different steps"
+    for batch_tokens in (100, 700, 1 << 20):
+        assert_same(tiny_translator(batch_tokens=batch_tokens, cache=kind).candidates(RAGGED, config), expected)
+
+
+def test_a_batch_keeps_to_its_budget_and_goes_from_long_to_short():
+    generator = random.Random(0)
+    for budget in (1, 10, 64, 1000):
+        widths = [generator.randint(1, 80) for _ in range(100)]
+        got = list(batches(widths, budget))
+        assert sorted(index for batch in got for index in batch) == list(range(100))
+        order = [widths[index] for batch in got for index in batch]
+        assert order == sorted(widths, reverse=True)
+        for batch in got:
+            assert len(batch) == 1 or max(widths[index] for index in batch) * len(batch) <= budget
+    assert list(batches([], 10)) == []
+
+
+def test_ids_in_padding_change_nothing():
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    sources = [[*tokenizer.encode(line), tokenizer.eos_id] for line in RAGGED[:6]]
+    hidden = padding([len(source) for source in sources])
+    clean = pad(sources, tokenizer.pad_id)
+    garbage = clean.clone()
+    garbage[hidden] = torch.randint(4, 400, (int(hidden.sum()),), generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(4, 400, (6, 12), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model(clean, targets, hidden), model(garbage, targets, hidden))
+    assert not torch.allclose(model(clean, targets), model(garbage, targets)), "a vain test"
+
+
+def test_an_id_that_equals_padding_is_still_a_token():
+    assert padding([2, 4]).tolist() == [[False, False, True, True], [False] * 4]
+    assert pad([[0, 7], [5, 0, 0, 9]], 0).tolist() == [[0, 7, 0, 0], [5, 0, 0, 9]]
+
+
+@every_search
+def test_a_line_is_translated_the_same_in_another_window(config):
+    translator = tiny_translator()
+    whole = translator.candidates(ENGLISH, config)
+    windows = translator.candidates(ENGLISH[:4], config) + translator.candidates(ENGLISH[4:], config, first_line=5)
+    assert_same(windows, whole)
+
+
+# -- lines of several sentences ---------------------------------------------------------------------------------------
+
+
+def test_sentences_are_translated_alone_and_joined():
+    translator = tiny_translator()
+    line = "The cat sat on the mat. Where is the station? We were waiting!"
+    parts = ["The cat sat on the mat.", "Where is the station?", "We were waiting!"]
+    ((found,),) = translator.candidates([line], GREEDY)
+    alone = [candidates[0] for candidates in translator.candidates(parts, GREEDY)]
+    assert found.sources == parts
+    assert found.text == "".join(candidate.text for candidate in alone)
+    assert found.tokens == [candidate.tokens[0] for candidate in alone]
+    assert found.log_prob == pytest.approx(sum(candidate.log_prob for candidate in alone), abs=1e-4)
+    assert found.score == pytest.approx(sum(candidate.score for candidate in alone), abs=1e-4)
+
+
+def test_sentences_of_a_language_with_spaces_are_joined_by_one():
+    checkpoint = tiny_checkpoint()
+    checkpoint.config = dataclasses.replace(checkpoint.config, source_language="zh-CN", target_language="en")
+    translator = Translator(checkpoint)
+    alone = translator.translate(["猫坐在垫子上。", "车站在哪里？"], GREEDY)
+    assert all(alone)
+    assert translator.translate(["猫坐在垫子上。车站在哪里？"], GREEDY) == [" ".join(alone)]
+    assert "".join(translator.stream("猫坐在垫子上。车站在哪里？", GREEDY)) == " ".join(alone)
+
+
+def test_without_splitting_a_line_is_one_sentence():
+    line = "The cat sat. The dog sat."
+    ((found,),) = tiny_translator().candidates([line], GREEDY, split=False)
+    assert found.sources == [line] and len(found.tokens) == 1
+
+
+def test_equal_sentences_of_a_line_are_sampled_apart():
+    config = DecodeConfig(sampling=True, temperature=2.0)
+    ((found,),) = tiny_translator().candidates(["I would like a cup. I would like a cup."], config)
+    assert found.sources[0] == found.sources[1] and found.tokens[0] != found.tokens[1]
+
+
+# -- choices ----------------------------------------------------------------------------------------------------------
+
+
+def test_n_best_is_sorted_and_distinct():
+    for candidates in tiny_translator().candidates(ENGLISH[:5], DecodeConfig(beam_size=6, n_best=6), split=False):
+        assert len(candidates) == 6 == len({str(candidate.tokens) for candidate in candidates})
+        ends = [candidate.tokens[0][-1] == "</s>" for candidate in candidates]
+        assert ends == sorted(ends, reverse=True)
+        for complete in (True, False):
+            scores = [c.score for c, end in zip(candidates, ends, strict=True) if end == complete]
+            assert scores == sorted(scores, reverse=True)
+
+
+def test_a_line_of_several_sentences_has_n_best_too():
+    (candidates,) = tiny_translator().candidates(["The cat sat on the mat. Yes."], BEAM)
+    assert len(candidates) == 4
+    assert len({candidate.text for candidate in candidates}) > 1
+
+
+@every_search
+def test_a_translation_begins_with_its_prefix(config):
+    prefixes = ["猫坐在", "", "请给我一杯茶", "好！"]
+    translator = tiny_translator()
+    found = translator.candidates(ENGLISH[:4], config, prefixes=prefixes, split=False)
+    for prefix, candidates in zip(prefixes, found, strict=True):
+        for candidate in candidates:
+            assert candidate.text.startswith(prefix)
+    assert_same(found[1:2], translator.candidates(ENGLISH[:4], config, split=False)[1:2])
+
+
+def test_the_prefix_of_a_line_begins_its_first_sentence_only():
+    ((found,),) = tiny_translator().candidates(["The cat sat. The dog sat."], GREEDY, prefixes=["价格"])
+    assert found.text.startswith("价格")
+    ((plain,),) = tiny_translator().candidates(["The cat sat. The dog sat."], GREEDY)
+    assert found.tokens[0] != plain.tokens[0] and found.tokens[1] == plain.tokens[1]
+
+
+def test_the_longest_target_follows_from_the_source_and_the_positions():
+    translator = tiny_translator()
+    for factor, extra in ((0.0, 1), (0.5, 2), (100.0, 1)):
+        config = DecodeConfig(beam_size=1, max_length_factor=factor, max_length_extra=extra)
+        for line, (candidate,) in zip(RAGGED, translator.candidates(RAGGED, config, split=False), strict=True):
+            source = len(translator.tokenizer.encode(line)) + 1
+            longest = min(int(factor * source) + extra, translator.config.model.max_positions)
+            length = len(candidate.tokens[0])
+            assert length <= longest and (length == longest or candidate.tokens[0][-1] == "</s>")
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GREEDY,
+        BEAM,
+        SAMPLING,
+        DecodeConfig(beam_size=4, n_best=2, max_length_factor=100),
+        DecodeConfig(beam_size=4, n_best=3, no_repeat_ngram_size=2),
+        DecodeConfig(sampling=True, temperature=2.0, top_k=20, top_p=0.9),
+    ],
+    ids=["greedy", "beam", "sampling", "to the last position", "no repeats", "hot sampling"],
+)
+@pytest.mark.parametrize("prefix", ["", "猫坐在"])
+def test_scores_found_are_the_teacher_forced_ones(config, prefix):
+    """Cut targets and complete ones."""
+    translator = tiny_translator()
+    found = translator.candidates(RAGGED, config, prefixes=[prefix] * len(RAGGED), split=False)
+    flat = [candidate for candidates in found for candidate in candidates]
+    scores = translator.score([c.sources[0] for c in flat], [c.tokens[0] for c in flat])
+    assert [tokens for _, tokens in scores] == [len(c.tokens[0]) for c in flat]
+    assert [score for score, _ in scores] == pytest.approx([c.log_prob for c in flat], abs=1e-4)
+    complete = {c.tokens[0][-1] == "</s>" for c in flat}
+    assert True in complete and (prefix or complete == {True, False})
+
+
+def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
+    translator = tiny_translator()
+    scores = translator.score(ENGLISH, CHINESE)
+    for source, target, (score, tokens) in zip(ENGLISH, CHINESE, scores, strict=True):
+        ids = [*translator.tokenizer.encode(target), translator.tokenizer.eos_id]
+        assert tokens == len(ids)
+        source_ids = torch.tensor([[*translator.tokenizer.encode(source), translator.tokenizer.eos_id]])
+        logits = translator.model(source_ids, torch.tensor([[translator.tokenizer.bos_id, *ids[:-1]]]))
+        assert score == pytest.approx(float(logits.log_softmax(-1)[0, range(len(ids)), ids].sum()), abs=1e-4)
+    assert translator.score(["Yes."], [""])[0][1] == 1
+    assert translator.score([], []) == []
+
+
+def test_scores_in_batches_of_any_size_are_the_same():
+    targets = [CHINESE[i % 10] for i in range(len(RAGGED))]
+    expected = tiny_translator(batch_tokens=1).score(RAGGED, targets)
+    for batch_tokens in (100, 1 << 20):
+        got = tiny_translator(batch_tokens=batch_tokens).score(RAGGED, targets)
+        assert [tokens for _, tokens in got] == [tokens for _, tokens in expected]
+        assert [score for score, _ in got] == pytest.approx([score for score, _ in expected], abs=1e-4)
+
+
+# -- streaming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GREEDY, BEAM, DecodeConfig(sampling=True, temperature=2.0, seed=4)],
+    ids=["greedy", "beam", "sampling"],
+)
+def test_the_stream_is_the_translation(config):
+    translator = tiny_translator()
+    for text in [*NASTY, *BLANK, *RAGGED, *CHINESE, LONG]:
+        parts = list(translator.stream(text, config))
+        assert all(parts)
+        assert ["".join(parts)] == translator.translate([text], config)
+
+
+def test_greedy_streams_while_it_decodes():
+    translator = tiny_translator()
+    assert len(list(translator.stream(ENGLISH[0], GREEDY))) > 5
+    steps = []
+    step = translator.pipeline.CachedStepper.step
+
+    class Counted(translator_pipeline_stepper()):  # pragma: no cover - replaced below
+        pass
+
+    del steps, step, Counted
