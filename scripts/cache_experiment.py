@@ -5,8 +5,8 @@ The text measured one translator (width 384, 8 decoder layers): without a cache 
 one a flat 19 ms, so that its cache lost at all 28. Here the same shape with random weights decodes greedily, batch 1,
 from 40 source tokens, with both cache kinds and without a cache; then other widths, depths and target lengths.
 
-* ratio at t: time to token t with the cache, `start()` included, over the time without one: paired, then median. Below 1
-  the cache has won by then.
+* ratio at t: time to token t with the cache, `start()` included, over the time without one; paired in each repeat, then
+  the median. Below 1 the cache has won by then.
 * ahead from: the first token from which on that stays so.
 * tail: time a token in the last tenth of 256 tokens over that in the first tenth: 1 is flat.
 
@@ -37,7 +37,7 @@ from translator.config import ModelConfig, preset
 from translator.diagnostics.latency import profile_latency
 from translator.diagnostics.latency_arms import LatencySettings
 from translator.diagnostics.latency_plot import draw_tokens, label_axes
-from translator.diagnostics.latency_report import ArmLatency, LatencyReport
+from translator.diagnostics.latency_report import LatencyReport, ahead_from
 from translator.model import TranslationModel
 from translator.textio import atomic_write_bytes
 
@@ -57,18 +57,18 @@ class Case:
     opening: LatencyReport
     whole: LatencyReport
 
+    def all_ratios(self, kind: str) -> list[float]:
+        """Cumulative time over that without a cache at every token: the opening's, then those of the whole."""
+        return [*self.opening.arms[kind].ratio, *self.whole.arms[kind].ratio[OPENING:]]
+
     def ratios(self, kind: str) -> dict[int, float]:
-        """Cumulative time over that without a cache, at each of `MARKS` within the length."""
-        whole = self.whole.arms[kind].ratio
-        merged = [*self.opening.arms[kind].ratio, *whole[OPENING:]]
+        """`all_ratios` at those of `MARKS` that lie within the length."""
+        merged = self.all_ratios(kind)
         return {mark: merged[mark - 1] for mark in MARKS if mark <= len(merged)}
 
     def ahead_from(self, kind: str) -> int | None:
         """The first token from which on the cache stays ahead."""
-        merged = [*self.opening.arms[kind].ratio, *self.whole.arms[kind].ratio[OPENING:]]
-        behind = [t for t, ratio in enumerate(merged, start=1) if ratio >= 1]
-        first = max(behind, default=0) + 1
-        return first if first <= len(merged) else None
+        return ahead_from(self.all_ratios(kind))
 
     def meets_target(self, kind: str) -> bool:
         """At most 1.02 at the first token and ahead from the second."""
@@ -176,8 +176,7 @@ def picture(cases: list[Case], path: Path) -> None:
             label_axes(axes, "milliseconds for this token", f"{what}, {count} thread{'s'[: count > 1]}")
         for case in mine:
             if case.whole.settings.tokens <= TARGET:
-                arm: ArmLatency = case.whole.arms["dynamic"]
-                merged = [*case.opening.arms["dynamic"].ratio, *arm.ratio[OPENING:]]
+                merged = case.all_ratios("dynamic")
                 row[2].plot(range(1, len(merged) + 1), merged, label=case.name, linewidth=1)
         label_axes(row[2], "time to this token ÷ without a cache", "dynamic cache, start included; below 1 it has won")
         row[2].axhline(1, color="black", linewidth=1)

@@ -91,10 +91,8 @@ class Trainer:
     # -- start and end -----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Goes back to `run/last`; raises `UserError` when there is none or the training text has changed."""
+        """Goes back to `run/last`; raises `UserError` when it is broken or the training text has changed."""
         folder = self.run_folder / "last"
-        if not folder.exists():
-            raise UserError(f"{self.run_folder}: nothing to resume, {folder.name} is missing")
         counters = load_counters(folder)
         if counters.fingerprint != self.counters.fingerprint:
             raise UserError(f"{folder}: the training text has changed since this was saved; start a new run instead")

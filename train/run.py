@@ -34,8 +34,12 @@ def run_recipe(
     folder = Path(recipe.output)
     if (folder / "last").exists() and not resume:
         raise UserError(f"{folder}: holds a run already; go on with --resume, or name another with --set output=…")
-    if not resume and init_from is not None:
-        read_checkpoint(init_from)
+    if resume and not (folder / "last").exists():
+        raise UserError(f"{folder}: nothing to resume, there is no saved step")
+    if resume and init_from is not None:
+        raise UserError("--init-from: a resumed run goes on from its own weights; leave one of the two out")
+    if init_from is not None:
+        read_checkpoint(init_from)  # before any text is read: a slip in the path shows at once
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

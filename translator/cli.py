@@ -3,14 +3,13 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from translator.console import input_windows, output_file, progress_bar, show
 from translator.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ def translate(
     translator = _translator(checkpoint, device, threads)
     config = _decode_config(translator, beam_size, n_best, sample, set_ or [])
     done = 0
-    with _output(output) as out:
-        for lines in _windows(text, input):
+    with output_file(output) as out:
+        for lines in input_windows(text, input, WINDOW):
             prefixes = [prefix] * len(lines) if prefix else None
             found = translator.candidates(lines, config, prefixes=prefixes, split=split, first_line=done + 1)
             for line, candidates in zip(lines, found, strict=True):
@@ -121,7 +120,7 @@ def evaluate(
         texts = translator.translate(lines, _decode_config(translator, beam_size, 1, False, set_ or []))
         language = translator.config.target_language
     if output is not None:
-        with _output(output) as out:
+        with output_file(output) as out:
             out.writelines(text + "\n" for text in texts)
     by_line = list(zip(*(versions for _, versions in references), strict=True))
     scores = corpus_scores(texts, by_line, language)
@@ -158,7 +157,7 @@ def score(
     else:
         assert input is not None and target is not None
         results = score_files(translator, input, target)
-    with _output(output) as out:
+    with output_file(output) as out:
         out.writelines(f"{log_prob:.6f}\t{tokens}\n" for log_prob, tokens in results)
 
 
@@ -181,6 +180,110 @@ def train(
     stopped_by = run_recipe(recipe, set_ or [], resume=resume, init_from=init_from, device=device)
     if stopped_by is not None:
         raise typer.Exit(128 + stopped_by)
+
+
+@app.command(
+    epilog="Examples: [bold]translator parity[/]  ·  [bold]translator parity --self-test[/]  ·  "
+    "[bold]translator parity --checkpoint checkpoints/mine/best --input dev.en[/]"
+)
+def parity(
+    checkpoint: CheckpointOption = None,
+    input: Annotated[Path | None, typer.Option(help="Sentences to check with; a few get company.")] = None,
+    beam_size: Annotated[int, typer.Option("--beam-size", help="Beams of the beam search compared; 3 or more.")] = 4,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Plant faults and see whether the check catches each.")
+    ] = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Prove the cache: cached against uncached against PyTorch's own decoder, every logit, token and score.
+
+    fp64 decides (1e-10), fp32 must agree to 1e-4, bf16 is reported. Exit status 1 on any fault. With --self-test, on a
+    small random model, or on --checkpoint when one is given.
+    """
+    from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
+    from translator.diagnostics import parity as check
+    from translator.diagnostics import self_test as trial
+    from translator.textio import read_lines
+
+    _set_threads(threads)
+    passed: bool
+    if self_test:
+        model = read_checkpoint(checkpoint).model if checkpoint else None
+        with progress_bar("planting faults") as progress:
+            tested = trial.self_test(model, progress=progress)
+        show(trial.self_test_table(tested), [*trial.self_test_notes(tested), trial.self_test_summary(tested)])
+        passed = tested.passed
+    else:
+        lines = read_lines(input) if input else None
+        with progress_bar("comparing") as progress:
+            checked = check.check_parity(
+                read_checkpoint(checkpoint or DEFAULT_CHECKPOINT), lines, beam_size=beam_size, progress=progress
+            )
+        show(check.report_table(checked), [*check.report_notes(checked), check.report_summary(checked)])
+        passed = checked.passed
+    if not passed:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Examples: [bold]translator profile --threads 1[/]  ·  "
+    "[bold]translator profile --preset xianyan --tokens 28 --plot cost.png --json cost.json[/]"
+)
+def profile(
+    checkpoint: CheckpointOption = None,
+    preset: Annotated[str | None, typer.Option(help="Random weights of a preset (xianyan, small) instead.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="dynamic, static, none (no cache), torch; repeatable. By default the first three."),
+    ] = None,
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens.")] = 40,
+    tokens: Annotated[int, typer.Option(min=1, help="Target tokens.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Sentences side by side.")] = 1,
+    beams: Annotated[int, typer.Option(min=1, help="Rows a sentence.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each arm.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Draw milliseconds a token by position into this PNG.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Milliseconds a token, by position, with each cache and without: median and p95, first token apart."""
+    from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
+    from translator.config import parse
+    from translator.config import preset as named_preset
+    from translator.diagnostics import latency, latency_plot
+    from translator.model import TranslationModel
+    from translator.pipeline import usable_device
+    from translator.textio import atomic_write_bytes
+
+    if preset and checkpoint:
+        raise UserError("--preset: random weights or a --checkpoint, not both")
+    wanted: dict[str, Any] = {
+        "source_length": source_length,
+        "tokens": tokens,
+        "batch": batch,
+        "beams": beams,
+        "dtype": dtype,
+        "repeats": repeats,
+        "threads": threads,
+        "device": device,
+    }
+    if arm:
+        wanted["arms"] = tuple(arm)
+    settings = parse(latency.LatencySettings, wanted, where="profile")
+    usable_device(device)
+    if preset:
+        length = max(source_length, tokens)
+        model = TranslationModel(named_preset(preset, 16_000, max_positions=max(length, 256)))
+    else:
+        model = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT).model
+    with progress_bar("timing") as progress:
+        report = latency.profile_latency(model, settings, progress)
+    show(latency_plot.latency_table(report), [])
+    if plot:
+        latency_plot.plot(report, plot)
+    if json_:
+        atomic_write_bytes(json_, (json.dumps(report.to_json(), indent=2) + "\n").encode())
 
 
 # -- shared by the commands ------------------------------------------------------------------------------------------
@@ -215,32 +318,6 @@ def _decode_config(
     for setting in settings:
         apply_setting(values, setting)
     return parse(DecodeConfig, values, where="search settings")
-
-
-def _windows(text: list[str] | None, path: Path | None) -> Iterator[list[str]]:
-    from translator.streams import windows
-
-    if text:
-        yield text
-    elif path is None:
-        yield from windows(sys.stdin.buffer, "stdin", WINDOW)
-    else:
-        try:
-            stream = path.open("rb")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        with stream:
-            yield from windows(stream, str(path), WINDOW)
-
-
-@contextmanager
-def _output(path: Path | None) -> Iterator[TextIO]:
-    from translator.textio import atomic_writer
-
-    if isinstance(sys.stdout, TextIO) or hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    with nullcontext(sys.stdout) if path is None else atomic_writer(path) as out:
-        yield out
 
 
 def _json(number: int, source: str, candidates: "list[Candidate]") -> str:

@@ -32,19 +32,21 @@ class DenseCache(SelfAttentionCache):
 
     def append(self, k: Tensor, v: Tensor, step: Step) -> None:
         """Writes `k, v` `(rows, H, T, D_head)` into the slots of `step`."""
-        T, start = step.T, step.start
-        for new in (k, v):
-            if (new.shape[0], new.shape[2]) != (self.k.shape[0], T):  # a single row or token would broadcast
-                raise ValueError(f"K or V {tuple(new.shape)} for a step of {T} tokens on {self.k.shape[0]} rows")
-        if start is not None:
-            self.k.narrow(2, start, T).copy_(k)
-            self.v.narrow(2, start, T).copy_(v)
-            self.clean = max(self.clean, start + T)
-            return
-        self._zero_until(step.visible)  # the shorter rows leave gaps
-        rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
+        start, T = step.start, step.T
+        if start is None:
+            self._zero_until(step.visible)  # the shorter rows leave gaps
+            start = 0
         for buffer, new in ((self.k, k), (self.v, v)):
-            buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
+            target = buffer.narrow(2, start, T)
+            if new.shape != target.shape:  # a single row or token would broadcast
+                raise ValueError(f"K or V {tuple(new.shape)} for a step of {T} tokens on {buffer.shape[0]} rows")
+            if step.slots is None:
+                target.copy_(new)
+            else:
+                rows = torch.arange(new.shape[0], device=new.device).unsqueeze(1)
+                buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
+        if start + T > self.clean:
+            self.clean = start + T
 
     def view(self, step: Step) -> tuple[Tensor, Tensor]:
         """K and V `(rows, H, step.visible, D_head)`: views, no copy."""

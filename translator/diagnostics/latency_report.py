@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,7 @@ class ArmLatency:
     @property
     def ahead_from(self) -> int | None:
         """The first token from which on the cumulative time stays below that of `none`, or None if it never does."""
-        behind = [position for position, ratio in enumerate(self.ratio, start=1) if ratio >= 1]
-        first = max(behind, default=0) + 1
-        return first if first <= len(self.ratio) else None
+        return ahead_from(self.ratio)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the raw samples, as plain values."""
@@ -113,6 +112,13 @@ class LatencyReport:
             "ties": self.ties,
             "arms": {name: arm.to_json() for name, arm in self.arms.items()},
         }
+
+
+def ahead_from(ratios: Sequence[float]) -> int | None:
+    """The first position, counted from 1, from which on all ratios are below 1; None if the last isn't."""
+    behind = [position for position, ratio in enumerate(ratios, start=1) if ratio >= 1]
+    first = max(behind, default=0) + 1
+    return first if first <= len(ratios) else None
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
