@@ -87,8 +87,10 @@ def test_tokens_add_up_to_the_time_of_the_whole_pass(model, monkeypatch):
 
     monkeypatch.setattr(model, "decode", slow)
     for arm in profile_latency(model, settings(repeats=2)).arms.values():
-        for start, times, wall in zip(arm.start_samples, arm.token_samples, arm.wall_samples, strict=True):
-            assert start + sum(times) <= wall <= 1.1 * (start + sum(times))
+        sums = [start + sum(times) for start, times in zip(arm.start_samples, arm.token_samples, strict=True)]
+        assert all(total <= wall for total, wall in zip(sums, arm.wall_samples, strict=True))
+        # The best of the repeats: another process may come between two clock readings.
+        assert min(wall / total for total, wall in zip(sums, arm.wall_samples, strict=True)) <= 1.1
 
 
 def test_cumulative_is_start_and_the_tokens_so_far():
@@ -135,7 +137,7 @@ def test_arms_take_turns():
 def test_arms_that_compute_something_else_are_refused(model, monkeypatch):
     decode = model.decode
     monkeypatch.setattr(model, "decode", lambda ids, memory: decode(ids, memory) * (1 if ids.shape[1] > 1 else -1))
-    with pytest.raises(ArmsDisagree, match="'none' and 'dynamic' pick different tokens at position 1"):
+    with pytest.raises(ArmsDisagree, match="'none' and 'dynamic' pick different tokens at position 2"):
         profile_latency(model, settings())
 
 
@@ -212,8 +214,12 @@ def test_impossible_settings_are_refused(wrong):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"tokens": 65}, "tokens 65.*64 positions"), ({"source_length": 65}, "source_length 65"), ({"device": "nope"}, "nope")],
-)  # fmt: skip
+    [
+        ({"tokens": 65}, "tokens 65.*64 positions"),
+        ({"source_length": 65}, "source_length 65"),
+        ({"device": "nope"}, "nope"),
+    ],
+)
 def test_what_the_model_or_machine_cannot_do_is_one_line(model, wrong, message):
     with pytest.raises(UserError, match=message) as error:
         profile_latency(model, settings(**wrong))

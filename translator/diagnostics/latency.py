@@ -5,7 +5,8 @@ Words used here, in milliseconds unless said otherwise:
 * **start**: `model.start()`: the encoder output is projected to every layer's cross-attention K and V, and the cache is
   allocated. Paid once a sentence. The uncached arms have none: they project the encoder output again at every token.
 * **token**: one timed step: embedding, decoder, logits of the last position only, argmax. The first is kept apart.
-* **cumulative** at token t: start plus the first t tokens: how long a reader waits for token t.
+* **cumulative** at token t: start plus the first t tokens: how long a reader waits for token t. Freeing the cache comes
+  after the last token.
 * **arm**: one way of decoding. `dynamic` and `static` are cache kinds. `none` runs the whole prefix through the same
   decoder at every token: same weights, precision and linear kernels. `torch` does so with PyTorch's own
   `nn.TransformerDecoder` around the same weights.
@@ -59,7 +60,7 @@ def profile_latency(
     model, training = _placed(model, device, dtype), model.training
     before = os.getloadavg() if hasattr(os, "getloadavg") else None
     try:
-        with _threads(settings.threads), torch.inference_mode():
+        with _threads(settings.threads), _no_garbage_collection(), torch.inference_mode():
             model.eval()
             arms = make_arms(model, settings, _memory(model, settings, device))
             tokens, ties = _agree(arms, settings, device, dtype)
@@ -91,10 +92,12 @@ def _agree(
                 continue
             gaps = logits.gather(1, picks.unsqueeze(1)) - logits.gather(1, other.unsqueeze(1))
             if bool((gaps > _TIE[dtype] * logits.abs().max()).any()):
-                raise ArmsDisagree(f"arms {lead!r} and {name!r} pick different tokens at position {t}")
+                raise ArmsDisagree(f"arms {lead!r} and {name!r} pick different tokens at position {t + 1}")
             ties += int((other != picks).sum())
         if t + 1 < settings.tokens:
             tokens[:, t + 1] = picks
+    for arm in arms.values():
+        arm.finish()
     return tokens, ties
 
 
@@ -132,17 +135,17 @@ def _turn(names: list[str], repeat: int) -> list[str]:
 
 
 def _one_pass(arm: Arm, tokens: Tensor, clock: Clock) -> tuple[float, list[float], float]:
-    """`(start, [token, …], wall)` in milliseconds. The garbage collector runs before, not during."""
+    """`(start, [token, …], wall)` in milliseconds."""
     steps: list[float] = []
-    with _no_garbage_collection():
-        begin = clock()
-        arm.start()
-        started = clock()
-        for t in range(tokens.shape[1]):
-            before = clock()
-            arm.step(tokens, t).argmax(-1)
-            steps.append((clock() - before) * 1e3)
-        end = clock()
+    begin = clock()
+    arm.start()
+    started = clock()
+    for t in range(tokens.shape[1]):
+        before = clock()
+        arm.step(tokens, t).argmax(-1)
+        steps.append((clock() - before) * 1e3)
+    arm.finish()
+    end = clock()
     return (started - begin) * 1e3, steps, (end - begin) * 1e3
 
 

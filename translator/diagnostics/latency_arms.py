@@ -56,6 +56,9 @@ class Arm(Protocol):
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """Logits `(rows, V)` for the token after `tokens[:, t]`; `tokens` is `(rows, tokens)` with t + 1 filled in."""
 
+    def finish(self) -> None:
+        """Once after the last token: nobody waits for a token any more."""
+
 
 class CachedArm:
     """A cache of one kind: each step sees one token."""
@@ -66,14 +69,17 @@ class CachedArm:
         self.cache: DecoderCache | None = None
 
     def start(self) -> None:
-        """`model.start()`; the last pass's cache is freed first, so that one is alive at a time, as in decoding."""
-        self.cache = None
+        """`model.start()`."""
         self.cache = self.model.start(self.memory, kind=self.kind, capacity=self.capacity, beams=self.beams)
 
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """See `Arm.step`."""
         assert self.cache is not None
         return self.model.logits(self.model.decode(tokens[:, t : t + 1], self.cache)[:, -1])
+
+    def finish(self) -> None:
+        """Frees the cache."""
+        self.cache = None
 
 
 class UncachedArm:
@@ -84,6 +90,9 @@ class UncachedArm:
 
     def start(self) -> None:
         """Nothing is kept between tokens, so nothing is made ready."""
+
+    def finish(self) -> None:
+        """Nothing to free."""
 
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """See `Arm.step`."""
