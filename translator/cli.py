@@ -194,6 +194,7 @@ def parity(
         bool, typer.Option("--self-test", help="Plant faults and see whether the check catches each.")
     ] = False,
     threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Prove the cache: cached against uncached against PyTorch's own decoder, every logit, token and score.
 
@@ -203,12 +204,14 @@ def parity(
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
     from translator.diagnostics import parity as check
     from translator.diagnostics import self_test as trial
+    from translator.pipeline import usable_device
     from translator.textio import read_lines
 
     _set_threads(threads)
+    where = usable_device(device)
     passed: bool
     if self_test:
-        model = read_checkpoint(checkpoint).model if checkpoint else None
+        model = read_checkpoint(checkpoint, where).model if checkpoint else None
         with progress_bar("planting faults") as progress:
             tested = trial.self_test(model, progress=progress)
         show(trial.self_test_table(tested), [*trial.self_test_notes(tested), trial.self_test_summary(tested)])
@@ -217,7 +220,7 @@ def parity(
         lines = read_lines(input) if input else None
         with progress_bar("comparing") as progress:
             checked = check.check_parity(
-                read_checkpoint(checkpoint or DEFAULT_CHECKPOINT), lines, beam_size=beam_size, progress=progress
+                read_checkpoint(checkpoint or DEFAULT_CHECKPOINT, where), lines, beam_size=beam_size, progress=progress
             )
         show(check.report_table(checked), [*check.report_notes(checked), check.report_summary(checked)])
         passed = checked.passed

@@ -30,12 +30,15 @@ def bleu_tokenizer(language: str) -> str:
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str) -> Scores:
     """BLEU and chrF of `hypotheses` against each one's `references`, at least one of them.
 
-    Raises `UserError` when the counts differ or there is nothing to score.
+    Raises `UserError` when the counts differ, a sentence has no reference or there is nothing to score.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} hypotheses and {len(references)} references: there must be as many of each")
     if not hypotheses:
         raise UserError("there is nothing to score: no lines")
+    for number, versions in enumerate(references, 1):
+        if not versions:
+            raise UserError(f"sentence {number} has no reference")
     most = max(len(versions) for versions in references)
     # One stream for the first reference of each sentence, one for the second, …; sacreBLEU skips the gaps.
     streams: Any = [[versions[i] if i < len(versions) else None for versions in references] for i in range(most)]

@@ -115,7 +115,9 @@ def test_a_sentence_longer_than_the_positions_is_cut_and_its_line_named(caplog):
     assert_same(found[:4] + found[5:], translator.candidates(lines[:4] + lines[5:], GREEDY))
 
 
-@pytest.mark.parametrize("line", ["word " * 5000, "字😀" * 200, "a" + "😀" * 200, "字" * 300], ids=lambda text: text[:2])
+@pytest.mark.parametrize(
+    "line", ["word " * 5000, "字😀" * 200, "a" + "😀" * 200, "字" * 300], ids=lambda text: text[:2]
+)
 def test_what_is_kept_of_a_cut_sentence_is_what_its_score_is_about(line, caplog):
     translator = tiny_translator()
     for config in (GREEDY, BEAM):

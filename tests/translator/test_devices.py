@@ -1,0 +1,80 @@
+"""The same answers on every device. The CUDA half is skipped where there is none; it has not been run on a GPU yet."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from translator import CachedDecoder, TranslationModel
+from translator.config import DecodeConfig, preset
+from translator.diagnostics.latency import profile_latency
+from translator.diagnostics.latency_arms import LatencySettings
+from translator.search import CachedStepper, Sentences, search
+
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+devices = pytest.mark.parametrize("device", ["cpu", CUDA])
+
+
+def stack(device: str, dtype: torch.dtype) -> nn.TransformerDecoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+    return nn.TransformerDecoder(layer, 2, nn.LayerNorm(64)).to(device, dtype).eval()
+
+
+@devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("source", [1, 7])
+def test_steps_equal_the_whole_pass(device: str, dtype: torch.dtype, kind: str, source: int) -> None:
+    """Batch 1, source length 1 and a first step of one token: where a mask of stride 0 made kernels refuse."""
+    trained = stack(device, dtype)
+    x = torch.randn(1, 9, 64, device=device, dtype=dtype)
+    memory = torch.randn(1, source, 64, device=device, dtype=dtype)
+    hidden = torch.zeros(1, 1, dtype=torch.bool, device=device).expand(1, source)
+    causal = nn.Transformer.generate_square_subsequent_mask(9, device=device, dtype=dtype)
+    decoder = CachedDecoder.from_torch(trained)
+    cache = decoder.start(memory, hidden, kind=kind, capacity=9)
+    with torch.no_grad():
+        whole = trained(x, memory, tgt_mask=causal)
+        steps: list[Tensor] = []
+        for T in (1, 4, 1, 3):
+            past = cache.length
+            assert cache.positions(T).device.type == device
+            steps.append(decoder(x[:, past : past + T], cache))
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=tolerance, atol=tolerance)
+
+
+@devices
+@pytest.mark.parametrize("config", [DecodeConfig(beam_size=1), DecodeConfig(beam_size=3, n_best=3)])
+def test_searches_find_what_the_cpu_finds(device: str, config: DecodeConfig) -> None:
+    torch.manual_seed(1)
+    model = TranslationModel(
+        preset("small", 40, d_model=32, nhead=2, num_encoder_layers=1, num_decoder_layers=2)
+    ).eval()
+    source = torch.randint(4, 40, (3, 6))
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [False] + [True] * 5])
+
+    def found(where: str) -> list[list[list[int]]]:
+        placed = copy.deepcopy(model).to(where)
+        with torch.no_grad():
+            memory = placed.encode(source.to(where), padding.to(where))
+        cache = placed.start(memory, padding.to(where), beams=config.beam_size)
+        sentences = Sentences([12, 8, 5], bos_id=2, eos_id=3, pad_id=0)
+        return [[h.tokens for h in each] for each in search(CachedStepper(placed, cache), sentences, config)]
+
+    assert found(device) == found("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_times_on_a_gpu_wait_for_the_gpu() -> None:
+    """The sum of the steps must be the wall time of the pass: without synchronising it is far below."""
+    model = TranslationModel(preset("xianyan", 1000))
+    report = profile_latency(model, LatencySettings(tokens=16, device="cuda", repeats=3, threads=1))
+    for arm in report.arms.values():
+        for wall, start, steps in zip(arm.wall_samples, arm.start_samples, arm.token_samples, strict=True):
+            assert start + sum(steps) == pytest.approx(wall, rel=0.1)
