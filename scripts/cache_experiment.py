@@ -45,6 +45,7 @@ VOCABULARY, SOURCE, TARGET = 16000, 40, 28
 CACHES = ("dynamic", "static")
 MARKS = (1, 2, 4, 8, 28, 64, 128, 256)
 MAX_RATIO_AT_1, MAX_TAIL = 1.02, 1.10
+REPEATS = {TARGET: 5, 256: 2}  # of whole targets, by length
 OPENING = 4  # tokens measured many times over: there the two sides are closest
 
 
@@ -114,24 +115,19 @@ def plan(quick: bool) -> list[tuple[str, ModelConfig, int]]:
     return cases + [(f"xianyan, {tokens} tokens", sized(384, 8), tokens) for tokens in (64, 128, 256)]
 
 
-def measure(
-    model: TranslationModel, tokens: int, capacity: int, seconds: float, repeats: tuple[int, int], **fixed: Any
-) -> LatencyReport:
-    """As many repeats as fit in `seconds`, within the bounds `repeats`; one pilot repeat tells how many that is."""
-    common: dict[str, Any] = {"source_length": SOURCE, "tokens": tokens, "capacity": capacity, **fixed}
-    pilot = profile_latency(model, LatencySettings(repeats=1, **common))
-    cost = sum(sum(arm.wall_samples) for arm in pilot.arms.values()) / 1e3
-    least, most = repeats
-    count = max(least, min(most, int(seconds / cost) - 2))  # less the pilot and the check that arms agree
-    return profile_latency(model, LatencySettings(repeats=count, **common))
-
-
 def run_case(name: str, config: ModelConfig, tokens: int, seconds: float, **fixed: Any) -> Case:
-    """Opening and whole of one size, the static cache with room for all tokens in both."""
+    """Opening and whole of one size, the static cache with room for all tokens in both.
+
+    A pilot tells how many repeats of the opening fit in `seconds`.
+    """
     torch.manual_seed(0)
     model = TranslationModel(config)
-    opening = measure(model, min(OPENING, tokens), tokens, seconds, (10, 150), **fixed)
-    whole = measure(model, tokens, tokens, seconds, (3 if tokens < 256 else 2, 30), **fixed)
+    common: dict[str, Any] = {"source_length": SOURCE, "capacity": tokens, **fixed}
+    first = {"tokens": min(OPENING, tokens), **common}
+    pilot = profile_latency(model, LatencySettings(repeats=3, **first))
+    cost = sum(sum(arm.wall_samples) for arm in pilot.arms.values()) / 3e3
+    opening = profile_latency(model, LatencySettings(repeats=max(10, min(200, int(seconds / cost))), **first))
+    whole = profile_latency(model, LatencySettings(repeats=REPEATS.get(tokens, 3), tokens=tokens, **common))
     return Case(name, fixed["threads"], opening, whole)
 
 
@@ -189,7 +185,7 @@ def picture(cases: list[Case], path: Path) -> None:
 def tails(quick: bool, **fixed: Any) -> dict[str, float]:
     """Last tenth ÷ first tenth of 256 tokens, each cache alone."""
     torch.manual_seed(0)
-    config, tokens, repeats = (sized(64, 2), 32, 2) if quick else (sized(384, 8), 256, 7)
+    config, tokens, repeats = (sized(64, 2), 32, 2) if quick else (sized(384, 8), 256, 5)
     settings = LatencySettings(source_length=SOURCE, tokens=tokens, repeats=repeats, arms=CACHES, **fixed)
     return {name: arm.tail_ratio for name, arm in profile_latency(TranslationModel(config), settings).arms.items()}
 
@@ -200,7 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads, one round each (1 2)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float64"])
-    parser.add_argument("--seconds", type=float, default=6, help="time for each measurement of a size (6)")
+    parser.add_argument("--seconds", type=float, default=4, help="time for the first tokens of each size (4)")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder for JSON and PNG (results)")
     parser.add_argument("--quick", action="store_true", help="one tiny size: a check that the script runs")
     return parser.parse_args()

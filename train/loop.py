@@ -45,8 +45,19 @@ def new_checkpoint(recipe: Recipe, data: Data, report: Report) -> Checkpoint:
 
 
 def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:
-    """The checkpoint to fine-tune, with the recipe's dropout where it names one."""
+    """The checkpoint to fine-tune, with the recipe's dropout where it names one.
+
+    Raises `UserError` where the recipe asks for other languages or another shape than the checkpoint has.
+    """
     checkpoint = read_checkpoint(folder)
+    for key in ("source_language", "target_language"):
+        if getattr(recipe, key) != getattr(checkpoint.config, key):
+            raise UserError(f"{key} is {getattr(recipe, key)!r} in the recipe and {getattr(checkpoint.config, key)!r} "
+                            f"in {folder}")  # fmt: skip
+    for key, value in recipe.model.overrides().items():
+        given = getattr(checkpoint.config.model, key)
+        if key != "dropout" and value != given:
+            raise UserError(f"model.{key} = {value}: {folder} has {given}; what is fine-tuned keeps its shape")
     if recipe.model.dropout is None:
         return checkpoint
     config = dataclasses.replace(checkpoint.config.model, dropout=recipe.model.dropout)

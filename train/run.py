@@ -39,7 +39,7 @@ def run_recipe(
     if resume and init_from is not None:
         raise UserError("--init-from: a resumed run goes on from its own weights; leave one of the two out")
     if init_from is not None:
-        read_checkpoint(init_from)  # before any text is read: a slip in the path shows at once
+        initial_checkpoint(init_from, recipe)  # before any text is read: a slip shows at once
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,6 +50,7 @@ def run_recipe(
         checkpoint = read_checkpoint(folder / "last")
     elif init_from is not None:
         checkpoint = initial_checkpoint(init_from, recipe)
+        report.say(f"fine-tuning the weights of {init_from}, with its tokenizer")
     else:
         checkpoint = new_checkpoint(recipe, data, report)
     torch.manual_seed(recipe.seed)

@@ -181,6 +181,18 @@ def test_fine_tuning_starts_from_the_other_models_weights_and_tokenizer(recipe: 
         torch.testing.assert_close(tensor, first.model.state_dict()[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("setting", "part"), [("target_language=de", "target_language is 'de'"), ("model.d_model=64", "model.d_model = 64")]
+)
+def test_fine_tuning_refuses_what_the_other_model_is_not(
+    recipe: WriteRecipe, tmp_path: Path, setting: str, part: str
+) -> None:
+    run_recipe(str(recipe("first")), ["training.max_steps=1"])
+    with pytest.raises(UserError, match=part):
+        run_recipe(str(recipe("second")), [setting], init_from=tmp_path / "first" / "best")
+    assert not (tmp_path / "second").exists()
+
+
 def test_training_stops_when_nothing_improves(recipe: WriteRecipe, tmp_path: Path) -> None:
     settings = [
         "training.max_steps=200",

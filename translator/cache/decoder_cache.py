@@ -106,7 +106,10 @@ class DecoderCache:
         return sum(layer.self_attn.nbytes + layer.cross_attn.nbytes for layer in self.layers)
 
     def positions(self, T: int) -> Tensor:
-        """Positions of the next T tokens, `(rows, T)`, int64: what a caller's own embedding has to look up."""
+        """Positions of the next T tokens, `(rows, T)`, int64: what a caller's own embedding has to look up.
+
+        Rows come first whatever the decoder's layout: transpose what is looked up for a sequence-first decoder.
+        """
         past = self._lengths.uniform
         if past is not None:
             return torch.arange(past, past + T, device=self.device).expand(self.rows, T)
