@@ -21,7 +21,8 @@ log = logging.getLogger("translator")
 class Candidate:
     """One translation of a line: its text, log-probability and score; sums, for a line of several sentences.
 
-    `sources` are the sentences that the line was split into, `tokens` the pieces of each one's translation.
+    `sources` are the sentences that the line was split into, one too long as far as it was translated; `tokens` are the
+    pieces of each one's translation.
     """
 
     text: str

@@ -117,6 +117,10 @@ def log_probs(table: Table, sentence: int, tokens: Sequence[int]) -> list[float]
     return [float(logits.log_softmax(0)[token]) for logits, token in zip(steps, tokens, strict=True)]
 
 
+def log_probs_after(table: Table, sentence: int, tokens: Sequence[int]) -> list[float]:
+    return torch.tensor(table(sentence, tuple(tokens)), dtype=torch.float64).log_softmax(0).tolist()
+
+
 def brute_force(table: Table, sentence: int, longest: int, alpha: float) -> list[Hypothesis]:
     """Every target there is, complete ones first, best first."""
     found = []
@@ -158,6 +162,46 @@ def test_without_early_stopping_the_best_is_not_missed_by_ending_soon(seed, alph
     table = random_table(seed, spread=1.0)
     config = DecodeConfig(beam_size=81, n_best=1, length_penalty=alpha, early_stopping=False)
     assert_same(run(table, config, [4])[0], brute_force(table, 0, 4, alpha)[:1])
+
+
+def beam_by_hand(table: Table, sentence: int, longest: int, config: DecodeConfig) -> list[Hypothesis]:
+    """The rule in plain Python: of the 2 K best continuations, ends among the first K complete, K others go on."""
+    K, alpha = config.beam_size, config.length_penalty
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    found: list[Hypothesis] = []
+    for length in range(1, longest + 1):
+        grown = []
+        for total, tokens in live:
+            last = log_probs_after(table, sentence, tokens)
+            grown += [(total + last[token], [*tokens, token]) for token in (EOS, A, B, C)]
+        best = sorted(grown, key=lambda entry: -entry[0])[: 2 * K]
+        for total, tokens in best[:K]:
+            if tokens[-1] == EOS:
+                found.append(Hypothesis(tokens, total, total / length**alpha, True))
+        live = [entry for entry in best if entry[1][-1] != EOS][:K]
+        found.sort(key=lambda h: -h.score)
+        if config.early_stopping and len(found) >= K:
+            break
+        worst_kept = found[config.n_best - 1].score if len(found) >= config.n_best else NEVER
+        if not config.early_stopping and length < longest and live[0][0] / longest**alpha <= worst_kept:
+            break
+        if length == longest:
+            cut = [Hypothesis(tokens, total, total / length**alpha, False) for total, tokens in live]
+            found += sorted(cut, key=lambda h: -h.score)
+    return found[: config.n_best]
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("beams", [2, 3, 5])
+def test_a_narrow_beam_keeps_to_its_rule(beams, alpha, early_stopping):
+    for seed in range(12):
+        table, limits = random_table(seed, spread=1.0), [7, 4, 7]
+        config = DecodeConfig(
+            beam_size=beams, n_best=min(beams, 3), length_penalty=alpha, early_stopping=early_stopping
+        )
+        for sentence, found in enumerate(run(table, config, limits)):
+            assert_same(found, beam_by_hand(table, sentence, limits[sentence], config))
 
 
 def end_or_go_on(sentence: int, held: tuple[int, ...]) -> list[float]:
@@ -379,6 +423,28 @@ def test_a_prefix_may_repeat_and_may_be_what_the_model_would_never_say(config):
     for hypothesis in found:
         assert hypothesis.tokens[:5] == prefix
         assert A not in hypothesis.tokens[5:]
+
+
+@every_search
+def test_a_long_target_is_added_up_without_rounding(config):
+    """In fp32 the total of 300 unlikely tokens is off by more than scores are compared with."""
+
+    class Single(StubStepper):
+        def step(self, tokens: Tensor) -> Tensor:
+            return super().step(tokens).float()
+
+    def table(sentence: int, held: tuple[int, ...]) -> list[float]:
+        return [0.0, 0.0, 0.0, -7.7 - len(held) / 999, -3.3, 1.1]
+
+    prefix = [A] * 300
+    stepper = Single(table, 1, rows_per_sentence(config))
+    (found,) = search(stepper, sentences([303], prefixes=[prefix]), config)
+    for hypothesis in found:
+        logits = [torch.tensor(table(0, tuple(hypothesis.tokens[:t]))) for t in range(len(hypothesis.tokens))]
+        exact = math.fsum(
+            float(row.log_softmax(0)[token]) for row, token in zip(logits, hypothesis.tokens, strict=True)
+        )
+        assert exact < -2000 and hypothesis.log_prob == pytest.approx(exact, abs=1e-6)
 
 
 # -- greedy and sampling ---------------------------------------------------------------------------------------------
