@@ -170,7 +170,10 @@ class Trainer:
         counters.target_tokens += tokens
         counters.logged_tokens += tokens
         counters.logged_loss += loss * tokens
-        counters.seconds += time.perf_counter() - began
+        took = time.perf_counter() - began
+        counters.seconds += took
+        counters.logged_seconds += took
+        counters.logged_steps += 1
         self._tell(rate, float(norm))
         if counters.step % self.recipe.evaluation.every == 0 or counters.step == settings.max_steps:
             self._validate()
@@ -203,11 +206,11 @@ class Trainer:
         counters, total = self.counters, self.settings.max_steps
         # One batch holds sentences of one length, so its loss alone would say more about them than about the model.
         loss = counters.logged_loss / counters.logged_tokens
-        speed = counters.target_tokens / max(counters.seconds, 1e-9)
+        speed = counters.logged_tokens / max(counters.logged_seconds, 1e-9)
         self.report.advance(counters.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
         if counters.step % self.settings.log_every and counters.step != total:
             return
-        left = counters.seconds / counters.step * (total - counters.step)
+        left = counters.logged_seconds / counters.logged_steps * (total - counters.step)
         self.report.figures(
             counters.step,
             f"step {counters.step:,}/{total:,}  epoch {counters.epoch + 1}  loss {loss:.3f}  rate {rate:.2e}  "
@@ -221,6 +224,7 @@ class Trainer:
             seconds=round(counters.seconds, 1),
         )
         counters.logged_loss, counters.logged_tokens = 0.0, 0
+        counters.logged_steps, counters.logged_seconds = 0, 0.0
 
     def _validate(self) -> None:
         counters, wanted = self.counters, self.recipe.evaluation

@@ -29,6 +29,8 @@ class Counters:
     seconds: float = 0.0
     logged_loss: float = 0.0
     logged_tokens: int = 0
+    logged_steps: int = 0
+    logged_seconds: float = 0.0
     best: float | None = None
     best_step: int = 0
     stale_validations: int = 0
