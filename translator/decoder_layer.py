@@ -219,6 +219,9 @@ class CachedDecoder(nn.Module):
         self.norm = norm
         if not len(self.layers):
             raise ValueError("a decoder needs at least one layer")
+        first = self.stack[0]
+        self.batch_first = first.batch_first  # whether inputs are (B, T, D); else (T, B, D)
+        self.num_heads = first.self_attn.num_heads
 
     @overload
     @classmethod
@@ -249,16 +252,6 @@ class CachedDecoder(nn.Module):
         """`layers`, with their type."""
         return cast(list[CachedDecoderLayer], list(self.layers))
 
-    @property
-    def batch_first(self) -> bool:
-        """Whether inputs are `(B, T, D)`; else `(T, B, D)`."""
-        return cast(CachedDecoderLayer, self.layers[0]).batch_first
-
-    @property
-    def num_heads(self) -> int:
-        """H."""
-        return cast(CachedDecoderLayer, self.layers[0]).self_attn.num_heads
-
     @torch.no_grad()
     def start(
         self,
@@ -276,7 +269,8 @@ class CachedDecoder(nn.Module):
         don't fit, an unknown kind or a missing capacity.
         """
         source = as_batch(memory, self.batch_first)
-        width = self.stack[0].self_attn.embed_dim
+        layers = self.stack
+        width = layers[0].self_attn.embed_dim
         if source.shape[-1] != width:
             raise ValueError(f"memory is {source.shape[-1]} wide and the decoder {width}")
         if memory.dim() == 2 and memory_key_padding_mask is not None and memory_key_padding_mask.dim() == 1:
@@ -284,7 +278,7 @@ class CachedDecoder(nn.Module):
         visible = padding_visible(memory_key_padding_mask, source.shape[0], source.shape[1])
         if visible is not None:  # an encoder may leave NaN at padding, and a mask alone doesn't stop it
             source = source.masked_fill(~visible.unsqueeze(-1), 0)
-        cross = [layer.cross_kv(source) for layer in self.stack]
+        cross = [layer.cross_kv(source) for layer in layers]
         if source.shape[0] > 1:  # pays in attention after a few steps; for one sentence it would delay the first token
             cross = [(k.contiguous(), v.contiguous()) for k, v in cross]
         return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)
