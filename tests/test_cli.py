@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from tests.copy_task import sentences, write_copy_task
 from train.run import run_recipe
 from translator import cli
+from translator.cache import DecoderCache
 
 ODD_LINES = [
     "",
@@ -322,3 +324,62 @@ def test_broken_checkpoints(run: Run, copier: Path, tmp_path: Path) -> None:
 def test_help_and_mistakes_need_no_torch() -> None:
     code = "import sys, translator.cli; assert 'torch' not in sys.modules, 'the command line imports torch'"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# -- parity and profile ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_parity_passes_and_ends_with_a_count(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("\n".join(sentences(3, 4)))
+    status, out, err = run("parity", "--checkpoint", "{copier}", "--input", tmp_path / "in", "--threads", 1)
+    assert (status, err) == (0, "")
+    positions, passed, checks = re.fullmatch(
+        r"parity: ([\d,]+) positions, (\d+) of (\d+) checks passed", out.splitlines()[-1]
+    ).groups()  # type: ignore[union-attr]
+    assert int(positions.replace(",", "")) > 1000
+    assert passed == checks
+
+
+@pytest.mark.slow
+def test_parity_notices_a_fault_with_status_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DecoderCache.positions
+
+    def from_zero(self: DecoderCache, T: int) -> torch.Tensor:
+        return original(self, T) * 0
+
+    monkeypatch.setattr(DecoderCache, "positions", from_zero)
+    status, out, _ = run("parity", "--checkpoint", "{copier}", "--threads", 1)
+    assert status == 1
+    assert "FAIL" in out
+
+
+def test_parity_needs_a_beam_of_three(run: Run) -> None:
+    is_one_line_of_help(run("parity", "--checkpoint", "{copier}", "--beam-size", 2), "3")
+
+
+def test_profile_prints_a_table_and_writes_both_files(run: Run, tmp_path: Path) -> None:
+    status, out, _ = run(
+        *("profile", "--checkpoint", "{copier}", "--tokens", 6, "--repeats", 2, "--threads", 1),
+        *("--plot", tmp_path / "cost.png", "--json", tmp_path / "cost.json"),
+    )
+    assert status == 0
+    assert all(arm in out for arm in ("none", "dynamic", "static"))
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads((tmp_path / "cost.json").read_text())
+    assert len(figures["arms"]["dynamic"]["median_ms"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--tokens", "0"), "--tokens"),
+        (("--tokens", "999"), "999"),
+        (("--arm", "elastic"), "elastic"),
+        (("--dtype", "float8"), "float8"),
+        (("--device", "cuda:77"), "cuda:77"),
+        (("--preset", "small"), "--preset"),
+    ],
+)
+def test_profile_refuses_what_it_cannot_do(run: Run, arguments: tuple[str, str], part: str) -> None:
+    is_one_line_of_help(run("profile", "--checkpoint", "{copier}", *arguments), part)
