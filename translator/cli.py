@@ -73,7 +73,8 @@ def translate(
     translator = _translator(checkpoint, device, threads)
     config = _decode_config(translator, beam_size, n_best, sample, set_ or [])
     done = 0
-    with output_file(output) as out:
+    # A bar would run into translations on the same terminal; with a file there is nothing else to look at.
+    with output_file(output) as out, progress_bar("translating", shown=output is not None) as progress:
         for lines in input_windows(text, input, WINDOW):
             prefixes = [prefix] * len(lines) if prefix else None
             found = translator.candidates(lines, config, prefixes=prefixes, split=split, first_line=done + 1)
@@ -81,6 +82,8 @@ def translate(
                 done += 1
                 out.write((candidates[0].text if format is Format.text else _json(done, line, candidates)) + "\n")
             out.flush()
+            if progress:
+                progress(done, None)
 
 
 @app.command(epilog="Example: [bold]translator evaluate --input test.en --reference test.zh[/]")
@@ -309,18 +312,16 @@ def _set_threads(threads: int | None) -> None:
 def _decode_config(
     translator: "Translator", beam_size: int | None, n_best: int, sample: bool, settings: list[str]
 ) -> "DecodeConfig":
-    import dataclasses
+    from translator.config import apply_setting
 
-    from translator.config import DecodeConfig, apply_setting, parse
-
-    values: dict[str, Any] = dataclasses.asdict(translator.config.decode) | {"n_best": n_best}
+    values: dict[str, Any] = {"n_best": n_best}
     if beam_size is not None:
         values["beam_size"] = beam_size
     if sample:
         values["sampling"] = True
     for setting in settings:
         apply_setting(values, setting)
-    return parse(DecodeConfig, values, where="search settings")
+    return translator.decode_config(None, **values)
 
 
 def _json(number: int, source: str, candidates: "list[Candidate]") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from translator.errors import UserError
@@ -43,13 +43,14 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """`progress(done, total)` that moves a bar on a terminal's stderr; None elsewhere."""
+def progress_bar(what: str, shown: bool = True) -> Iterator[Callable[[int, int | None], None] | None]:
+    """`progress(done, total)` that moves a bar on a terminal's stderr, total None when unknown; None elsewhere."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not shown or not console.is_terminal:
         yield None
         return
-    with Progress(console=console, transient=True) as bar:
+    columns = (TextColumn("{task.description} {task.completed:,}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -4,11 +4,12 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, read_checkpoint
-from translator.config import DecodeConfig
+from translator.config import DecodeConfig, parse
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
@@ -73,12 +74,13 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         split: bool = True,
         first_line: int = 1,
+        **settings: Any,
     ) -> list[str]:
         """The best translation of each line, in the order given; blank lines give empty ones.
 
         See `candidates` for the arguments.
         """
-        found = self.candidates(lines, config, prefixes=prefixes, split=split, first_line=first_line)
+        found = self.candidates(lines, config, prefixes=prefixes, split=split, first_line=first_line, **settings)
         return [candidates[0].text for candidates in found]
 
     def candidates(
@@ -89,14 +91,16 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         split: bool = True,
         first_line: int = 1,
+        **settings: Any,
     ) -> list[list[Candidate]]:
         """The `n_best` translations of each line, best first; at least one for every line.
 
+        `settings` change `config`, by default the checkpoint's: `translate(lines, beam_size=5)`.
         `prefixes` force how each translation begins. A line of several sentences is split, translated and joined again
         unless `split` is False. A sentence longer than the model's positions is cut, with a warning that names its
         line, counted from `first_line`. Raises `UserError` for settings this model can't meet.
         """
-        config = self._checked(config)
+        config = self.decode_config(config, **settings)
         if prefixes is not None and len(prefixes) != len(lines):
             raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
         by_line = [
@@ -106,12 +110,12 @@ class Translator:
         self._decode([piece for pieces in by_line for piece in pieces], config, first_line)
         return [self._joined(pieces) for pieces in by_line]
 
-    def stream(self, text: str, config: DecodeConfig | None = None) -> Iterator[str]:
+    def stream(self, text: str, config: DecodeConfig | None = None, **settings: Any) -> Iterator[str]:
         """Yields the translation of `text` as it comes: token by token when greedy, else sentence by sentence.
 
         The parts joined are what `translate([text])` returns.
         """
-        config = self._checked(config)
+        config = self.decode_config(config, **settings)
         written = ""
         for piece in self._pieces(0, text, "", True, 1):
             gap = join_sentences([".", "."], self.config.target_language)[1:-1] if written else ""
@@ -140,15 +144,21 @@ class Translator:
                 results[index] = (total, len(pairs[index][1]))
         return results
 
-    # ----------------------------------------------------------------------------------------------------------------
+    def decode_config(self, config: DecodeConfig | None = None, **settings: Any) -> DecodeConfig:
+        """`config`, by default the checkpoint's, with `settings` changed.
 
-    def _checked(self, config: DecodeConfig | None) -> DecodeConfig:
+        Raises `UserError` for an unknown setting, an impossible value, or a beam larger than the vocabulary.
+        """
         config = config or self.config.decode
+        if settings:
+            config = parse(DecodeConfig, dataclasses.asdict(config) | settings, where="search settings")
         if config.beam_size > self.tokenizer.vocab_size:
             raise UserError(
                 f"beam_size {config.beam_size} is larger than the vocabulary of {self.tokenizer.vocab_size} tokens"
             )
         return config
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[_Piece]:
         _check_text(first_line + index, line, prefix)
