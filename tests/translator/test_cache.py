@@ -41,9 +41,7 @@ class Model:
         layer = nn.TransformerDecoderLayer(
             D, H, FF, dropout=0.0, norm_first=norm_first, batch_first=batch_first, dtype=FP64
         )
-        self.original = nn.TransformerDecoder(
-            layer, LAYERS, nn.LayerNorm(D, dtype=FP64) if norm else None
-        ).eval()
+        self.original = nn.TransformerDecoder(layer, LAYERS, nn.LayerNorm(D, dtype=FP64) if norm else None).eval()
         self.generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in self.original.parameters():
@@ -84,9 +82,7 @@ class Model:
             memory[row, : len(source)] = source
             padding[row, : len(source)] = False
         options = {"capacity": CAPACITY, **options}
-        return self.decoder.start(
-            self.layout(memory), padding if padding.any() else None, kind=kind, **options
-        )
+        return self.decoder.start(self.layout(memory), padding if padding.any() else None, kind=kind, **options)
 
     def step(self, ids: Tensor, cache: DecoderCache, **masks: Tensor) -> Tensor:
         """Hidden states `(rows, T, D)` of the next ids `(rows, T)`."""
@@ -112,9 +108,7 @@ class Grid:
         output = self.model.step(ids, self.cache, **masks)
         for row, history in enumerate(self.history):
             self.history[row] = torch.cat([history, ids[row]])
-            expected = self.model.oracle(self.history[row], self.sources[row // self.cache.beams])[
-                -ids.shape[1] :
-            ]
+            expected = self.model.oracle(self.history[row], self.sources[row // self.cache.beams])[-ids.shape[1] :]
             assert_close(output[row], expected)
         self.check()
         return output
@@ -177,9 +171,7 @@ def model() -> Model:
 def block(request, monkeypatch) -> Iterator[int]:
     """Runs a test with views of that block, whatever the decoder asks for."""
     begin = DecoderCache.begin
-    monkeypatch.setattr(
-        DecoderCache, "begin", lambda self, T, *, block=1: begin(self, T, block=request.param)
-    )
+    monkeypatch.setattr(DecoderCache, "begin", lambda self, T, *, block=1: begin(self, T, block=request.param))
     return request.param
 
 
@@ -275,9 +267,7 @@ def test_a_callers_masks_hide_in_steps_as_in_the_full_pass(model, kind, sizes, a
     mask = torch.zeros(T, T, dtype=torch.bool)
     mask[3:, 0] = True
     if as_float:
-        padding, mask = (
-            torch.zeros(m.shape, dtype=FP64).masked_fill(m, float("-inf")) for m in (padding, mask)
-        )
+        padding, mask = (torch.zeros(m.shape, dtype=FP64).masked_fill(m, float("-inf")) for m in (padding, mask))
     ids = model.ids(2, T)
     tgt = model.embed(ids, torch.arange(T)[None])
     causal = torch.ones(T, T).triu(1) != 0
@@ -324,9 +314,7 @@ def test_refused_steps_change_nothing(model, kind):
     with pytest.raises(RuntimeError):  # another width
         model.decoder(model.tokens[model.ids(2, 1)][..., :4], grid.cache)
     with pytest.raises(ValueError, match="layers"):
-        CachedDecoder([*model.decoder.layers, model.decoder.layers[0]])(
-            model.tokens[model.ids(2, 1)], grid.cache
-        )
+        CachedDecoder([*model.decoder.layers, model.decoder.layers[0]])(model.tokens[model.ids(2, 1)], grid.cache)
     grid.step(1)
 
 
@@ -430,9 +418,7 @@ def test_static_is_allocated_once_and_written_in_place(model):
     grid.compact([1])
     grid.step(2)
     grid.cache.reset()
-    assert addresses == [
-        (layer.self_attn.k.data_ptr(), layer.self_attn.v.data_ptr()) for layer in grid.cache.layers
-    ]
+    assert addresses == [(layer.self_attn.k.data_ptr(), layer.self_attn.v.data_ptr()) for layer in grid.cache.layers]
 
 
 def test_dynamic_grows_past_any_first_guess(model, block):
@@ -754,9 +740,7 @@ def test_crop_then_other_tokens(model, kind, lengths, block):
 
 
 @every_kind
-@pytest.mark.parametrize(
-    "lengths", [-1, 6, torch.tensor([5, 6]), torch.tensor([1]), torch.tensor([-1, 2])], ids=str
-)
+@pytest.mark.parametrize("lengths", [-1, 6, torch.tensor([5, 6]), torch.tensor([1]), torch.tensor([-1, 2])], ids=str)
 def test_crop_refuses_to_lengthen(model, kind, lengths):
     grid = Grid(model, [4, 2], kind)
     grid.step(5)
@@ -839,9 +823,7 @@ def test_views_are_whole_blocks_with_a_zero_tail(model, kind):
         for layer in step.layers:
             k, v = layer.update(new, new + 1)
             assert k.shape == v.shape == (2, H, visible, D // H)
-            assert torch.equal(k[:, :, past : past + T], new) and torch.equal(
-                v[:, :, past : past + T], new + 1
-            )
+            assert torch.equal(k[:, :, past : past + T], new) and torch.equal(v[:, :, past : past + T], new + 1)
             assert not k[:, :, past + T :].any() and not v[:, :, past + T :].any()
         cache.commit(step)
 
@@ -851,9 +833,7 @@ def test_views_are_whole_blocks_with_a_zero_tail(model, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nbytes_is_what_is_allocated(kind, beams, dtype):
     B, S, capacity = 3, 7, 10
-    stack = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(D, H, FF, batch_first=True, dtype=dtype), LAYERS
-    ).eval()
+    stack = nn.TransformerDecoder(nn.TransformerDecoderLayer(D, H, FF, batch_first=True, dtype=dtype), LAYERS).eval()
     decoder = CachedDecoder.from_torch(stack)
     cache = decoder.start(torch.zeros(B, S, D, dtype=dtype), kind=kind, capacity=capacity, beams=beams)
     width, both = torch.empty(0, dtype=dtype).element_size() * D, 2 * LAYERS

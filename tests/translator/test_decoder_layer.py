@@ -62,9 +62,7 @@ def results(module: nn.Module, tgt: torch.Tensor, memory: torch.Tensor, **masks)
     (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum().backward()
     found = {"output": output.detach(), "tgt": tgt.grad, "memory": memory.grad}
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
-    return found | {
-        name: torch.zeros(()) if grad is None else grad.clone() for name, grad in gradients.items()
-    }
+    return found | {name: torch.zeros(()) if grad is None else grad.clone() for name, grad in gradients.items()}
 
 
 def assert_same(original: nn.Module, cached: nn.Module, *given: torch.Tensor, **masks) -> None:
@@ -115,9 +113,7 @@ def test_outputs_and_gradients_equal_the_original(options):
 def test_state_dict_loads_strictly_both_ways(options):
     original, cached = pair(**options)
     assert list(cached.state_dict()) == list(original.state_dict())
-    assert [name for name, _ in cached.named_parameters()] == [
-        name for name, _ in original.named_parameters()
-    ]
+    assert [name for name, _ in cached.named_parameters()] == [name for name, _ in original.named_parameters()]
     randomise(cached, seed=5)
     assert not any(original.load_state_dict(cached.state_dict(), strict=True))
     for name, value in original.state_dict().items():
@@ -151,9 +147,7 @@ def test_defaults_and_positional_arguments_are_the_originals():
     original, cached = nn.TransformerDecoderLayer(*arguments), CachedDecoderLayer(*arguments)
     for layer in (original, cached):
         assert (layer.norm_first, layer.self_attn.batch_first, layer.norm1.eps) == (True, True, 1e-3)
-        assert (layer.dropout.p, layer.dropout3.p, layer.self_attn.dropout, layer.multihead_attn.dropout) == (
-            0.25,
-        ) * 4
+        assert (layer.dropout.p, layer.dropout3.p, layer.self_attn.dropout, layer.multihead_attn.dropout) == (0.25,) * 4
         assert layer.linear1.bias is None and layer.activation is F.gelu
     original, cached = nn.TransformerDecoderLayer(D, H), CachedDecoderLayer(D, H)
     for layer in (original, cached):
@@ -369,9 +363,7 @@ def test_a_training_run_continues_with_the_same_losses():
         for step in range(steps):
             generator = torch.Generator().manual_seed(step)
             tgt, memory, goal = (torch.randn(B, n, D, generator=generator, dtype=FP64) for n in (T, S, T))
-            loss = F.mse_loss(
-                stack(tgt, memory, tgt_mask=causal(), memory_key_padding_mask=hidden(B, S)), goal
-            )
+            loss = F.mse_loss(stack(tgt, memory, tgt_mask=causal(), memory_key_padding_mask=hidden(B, S)), goal)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -386,10 +378,7 @@ def test_a_training_run_continues_with_the_same_losses():
     expected = losses(original, optimiser, 5)
 
     cached = CachedDecoder(
-        [
-            CachedDecoderLayer(*SIZES, dropout=0.0, batch_first=True, norm_first=True, dtype=FP64)
-            for _ in range(2)
-        ],
+        [CachedDecoderLayer(*SIZES, dropout=0.0, batch_first=True, norm_first=True, dtype=FP64) for _ in range(2)],
         nn.LayerNorm(D, dtype=FP64),
     )
     cached.load_state_dict(saved, strict=True)
@@ -418,9 +407,7 @@ def test_from_torch_shares_every_parameter(norm, batch_first, norm_first, bias):
     assert all(mine[name] is theirs[name] for name in theirs)
     assert list(cached.state_dict()) == list(original.state_dict())
     assert cached.batch_first == batch_first and (cached.norm is None) == (not norm)
-    assert_same(
-        original, cached, *inputs(batch_first), tgt_mask=causal(), memory_key_padding_mask=hidden(B, S)
-    )
+    assert_same(original, cached, *inputs(batch_first), tgt_mask=causal(), memory_key_padding_mask=hidden(B, S))
     with torch.no_grad():
         original.layers[1].self_attn.in_proj_weight.mul_(2)
     assert_same(original, cached, *inputs(batch_first))
@@ -509,9 +496,7 @@ UNKNOWN = {
     "TunedCachedLayer": lambda: nn.TransformerDecoder(TunedCachedLayer(*SIZES), 2),
     "TunedDecoder": lambda: TunedDecoder(nn.TransformerDecoderLayer(*SIZES), 2),
     "TunedAttention": lambda: with_attention(TunedAttention(D, H)),
-    "MultiheadAttention": lambda: with_attention(
-        nn.MultiheadAttention(D, H, kdim=8, vdim=8), "multihead_attn"
-    ),
+    "MultiheadAttention": lambda: with_attention(nn.MultiheadAttention(D, H, kdim=8, vdim=8), "multihead_attn"),
     "MultiheadAttention ": lambda: with_attention(nn.MultiheadAttention(D, H, add_bias_kv=True)),
     " MultiheadAttention": lambda: with_attention(nn.MultiheadAttention(D, H, add_zero_attn=True)),
     "TransformerEncoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(*SIZES), 1),

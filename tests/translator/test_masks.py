@@ -67,9 +67,7 @@ def test_causal_hint_survives_a_padding_mask():
     padding = torch.tensor([[False, False, False, True], [False] * 4])
     merged, causal = merge_masks(None, padding, (2, H, 4, 4), torch.float64, is_causal=True)
     assert not causal
-    assert torch.equal(
-        shown(merged, (2, H, 4, 4)), (~causal_mask(4, 4) & ~padding[:, None, None]).expand(2, H, 4, 4)
-    )
+    assert torch.equal(shown(merged, (2, H, 4, 4)), (~causal_mask(4, 4) & ~padding[:, None, None]).expand(2, H, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +139,7 @@ def test_step_mask_against_its_definition(lengths, tokens, block):
     mask, causal = step_mask(Lengths.of(torch.tensor(lengths)), tokens, visible, torch.device("cpu"))
     shape = (len(lengths), 1, tokens, visible)
     result = shown(~causal_mask(tokens, visible) if causal else mask, shape)
-    expected = [
-        [[[key <= length + i for key in range(visible)] for i in range(tokens)]] for length in lengths
-    ]
+    expected = [[[[key <= length + i for key in range(visible)] for i in range(tokens)]] for length in lengths]
     assert result.tolist() == expected
 
 

@@ -508,7 +508,7 @@ def test_settings_may_be_given_by_name_and_are_checked():
     translator = tiny_translator()
     lines = ["One.", "Two."]
     assert translator.translate(lines, beam_size=1) == translator.translate(lines, GREEDY)
-    with pytest.raises(UserError, match="beam_sise.*beam_size"):
+    with pytest.raises(UserError, match=r"beam_sise.*beam_size"):
         translator.translate(lines, beam_sise=3)
     with pytest.raises(UserError, match="n_best 3 is more than beam_size 2"):
         list(translator.stream("One.", beam_size=2, n_best=3))

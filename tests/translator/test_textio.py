@@ -64,9 +64,7 @@ from translator.textio import iter_lines
 for line in iter_lines(sys.stdin.buffer, "pipe"):
     print(line.upper(), flush=True)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin and child.stdout
         rescue = threading.Timer(20, child.kill)
         rescue.start()
@@ -126,9 +124,7 @@ for attempt in (lambda: atomic_write_bytes(path, b"x" * 9999), lambda: write()):
 def test_no_room_for_the_new_file_keeps_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text("old")
-    done = subprocess.run(
-        [sys.executable, "-c", FILL_THE_DISK, str(path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", FILL_THE_DISK, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{path}: cannot be written: File too large"] * 2
     assert done.stderr == ""
     assert path.read_text() == "old"
