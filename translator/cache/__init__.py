@@ -10,7 +10,8 @@ from translator.cache.base import (
     UnsupportedCacheOperation,
 )
 from translator.cache.decoder_cache import CACHE_KINDS, DecoderCache
-from translator.cache.dense import DynamicCache, StaticCache
+from translator.cache.dynamic import DynamicCache
+from translator.cache.static import StaticCache
 
 __all__ = [
     "CACHE_KINDS",

@@ -14,7 +14,8 @@ from translator.cache.base import (
     Step,
     step_mask,
 )
-from translator.cache.dense import DynamicCache, StaticCache
+from translator.cache.dynamic import DynamicCache
+from translator.cache.static import StaticCache
 
 CACHE_KINDS: dict[str, type[DynamicCache] | type[StaticCache]] = {cls.kind: cls for cls in (DynamicCache, StaticCache)}
 

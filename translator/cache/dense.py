@@ -1,9 +1,9 @@
-"""Containers that keep K and V in one dense buffer: `dynamic` grows it, `static` allocates it once."""
+"""What containers share that keep K and V in one dense buffer each."""
 
 import torch
 from torch import Tensor
 
-from translator.cache.base import CacheFullError, Lengths, SelfAttentionCache, Step
+from translator.cache.base import Lengths, SelfAttentionCache, Step
 
 
 class DenseCache(SelfAttentionCache):
@@ -92,46 +92,6 @@ class DenseCache(SelfAttentionCache):
         self.clean = max(self.clean, slots)
 
 
-class DynamicCache(DenseCache):
-    """Grows by doubling: n steps copy O(n) slots in all, where concatenating at each step copies O(n²)."""
-
-    kind = "dynamic"
-    first_slots = 32
-
-    def __init__(self, rows: int, like: Tensor, capacity: int | None = None) -> None:
-        super().__init__(rows, like, capacity or self.first_slots)
-
-    def reserve(self, length: int, block: int) -> int:
-        """Doubles the slots until `length`, in whole blocks, fits; returns how many slots a view shows."""
-        visible = whole_blocks(length, block)
-        if visible > self.slots:
-            slots = self.slots
-            while slots < visible:
-                slots *= 2
-            self.k, self.v = _grown(self.k, slots, self.clean), _grown(self.v, slots, self.clean)
-        return visible
-
-
-class StaticCache(DenseCache):
-    """`capacity` slots, allocated once and written in place: addresses never change, a full cache says so."""
-
-    kind = "static"
-
-    def __init__(self, rows: int, like: Tensor, capacity: int | None = None) -> None:
-        if capacity is None:
-            raise ValueError("cache kind 'static' needs a capacity: the most tokens a row will hold")
-        super().__init__(rows, like, capacity)
-
-    def reserve(self, length: int, block: int) -> int:
-        """Raises `CacheFullError` when `length` slots are more than there are; returns how many a view shows."""
-        if length > self.slots:
-            raise CacheFullError(
-                f"static cache is full: {length} slots are needed and capacity is {self.slots}; "
-                "start it with a larger capacity or use kind='dynamic'"
-            )
-        return min(whole_blocks(length, block), self.slots)
-
-
 def whole_blocks(length: int, block: int) -> int:
     """`length` rounded up to whole blocks."""
     return -(-length // block) * block
@@ -145,7 +105,8 @@ def _empty(like: Tensor, rows: int, slots: int) -> Tensor:
     return torch.empty((rows, like.shape[1], slots, like.shape[3]), dtype=like.dtype, device=like.device)
 
 
-def _grown(old: Tensor, slots: int, clean: int) -> Tensor:
+def grown(old: Tensor, slots: int, clean: int) -> Tensor:
+    """A buffer of `slots` slots that holds the first `clean` of `old`."""
     new = _empty(old, old.shape[0], slots)
     new[:, :, :clean] = old[:, :, :clean]
     return new
