@@ -116,6 +116,7 @@ class TorchArm(UncachedArm):
 
 
 def make_arms(model: TranslationModel, settings: LatencySettings, memory: Tensor) -> dict[str, Arm]:
+    """The arms of `settings` by name, all on `model` and the encoder output `memory` `(B, S, D)`."""
     arms: dict[str, Arm] = {}
     for name in settings.arms:
         if name == UNCACHED:

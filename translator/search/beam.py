@@ -40,6 +40,7 @@ class _Beam:
         self.scores[:, 0] = 0
 
     def step(self) -> None:
+        """One token for every live hypothesis: rank, complete, go on, leave."""
         B, K, t = self.history.shape
         log_probs = next_log_probs(self.stepper, self.tokens)
         V = log_probs.shape[1]
