@@ -354,6 +354,13 @@ def test_parity_notices_a_fault_with_status_1(run: Run, monkeypatch: pytest.Monk
     assert "FAIL" in out
 
 
+def test_options_that_would_be_ignored_are_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("red\n")
+    is_one_line_of_help(run("parity", "--self-test", "--input", tmp_path / "in"), "--input")
+    same = ("--input", tmp_path / "in", "--reference", tmp_path / "in")
+    is_one_line_of_help(run("evaluate", *same, "--target-language", "zh"), "--target-language")
+
+
 def test_parity_needs_a_beam_of_three(run: Run) -> None:
     is_one_line_of_help(run("parity", "--checkpoint", "{copier}", "--beam-size", 2), "3")
 

@@ -11,9 +11,10 @@ from typing import Annotated
 import pydantic
 import regex  # type: ignore[import-untyped]
 
-from train.sources import Pair, primary_language
+from train.sources import Pair
 from translator.config import STRICT
 from translator.errors import UserError
+from translator.languages import primary_language
 
 Account = list[tuple[str, int]]
 _Drops = Callable[[Pair], bool]

@@ -25,6 +25,7 @@ import pydantic
 
 from translator.config import STRICT, parse
 from translator.errors import UserError
+from translator.languages import primary_language
 from translator.textio import iter_file, read_lines
 
 
@@ -190,11 +191,6 @@ def parse_corpus(entry: object) -> Corpus:
         f"corpora: {entry!r} is none of: 'package:NAME', a table's file name, [source file, target file], "
         "{table = …}, {dataset = …}"
     )
-
-
-def primary_language(code: str) -> str:
-    """The language of a code without its region or script: "zh" for "zh-CN" and "zh_Hans"."""
-    return code.replace("_", "-").split("-")[0].lower()
 
 
 _Kind = TypeVar("_Kind", PackageCorpus, AlignedCorpus, TableCorpus, DatasetCorpus)

@@ -35,7 +35,7 @@ def attend(
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
     """The same as two matrix products and a softmax: for training in bf16 on a CPU, where the fused kernel's backward
-    pass takes five times as long at sentence lengths."""
+    pass is several times slower at sentence lengths."""
     scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
     if is_causal:
         mask = ~causal_mask(q.shape[2], k.shape[2], q.device)

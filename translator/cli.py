@@ -114,6 +114,8 @@ def evaluate(
             raise UserError(
                 f"{path} has {len(versions)} lines and {given} has {len(lines)} lines; they must correspond"
             )
+    if hypotheses is None and target_language is not None:
+        raise UserError("--target-language: goes with --hypotheses; a checkpoint knows its own")
     if hypotheses is not None:
         if target_language is None:
             raise UserError("--target-language: needed with --hypotheses, e.g. zh; BLEU's tokenizer depends on it")
@@ -212,6 +214,8 @@ def parity(
 
     _set_threads(threads)
     where = usable_device(device)
+    if self_test and input:
+        raise UserError("--input: --self-test has sentences of its own; leave one of the two out")
     passed: bool
     if self_test:
         model = read_checkpoint(checkpoint, where).model if checkpoint else None

@@ -7,6 +7,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 
 from translator.errors import UserError
+from translator.languages import primary_language
 
 # Chinese and Japanese have no spaces between words: the default tokenizer would take a sentence for one word.
 _TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
@@ -24,7 +25,7 @@ class Scores:
 
 def bleu_tokenizer(language: str) -> str:
     """sacreBLEU's tokenizer for a target language (an ISO code such as `zh` or `pt-BR`)."""
-    return _TOKENIZERS.get(language.replace("_", "-").split("-")[0].lower(), "13a")
+    return _TOKENIZERS.get(primary_language(language), "13a")
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str) -> Scores:

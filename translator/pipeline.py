@@ -13,7 +13,7 @@ from translator.config import DecodeConfig, parse
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
-from translator.segments import join_sentences, split_sentences
+from translator.segments import join_sentences, sentence_gap, split_sentences
 
 log = logging.getLogger("translator")
 
@@ -118,7 +118,7 @@ class Translator:
         config = self.decode_config(config, **settings)
         written = ""
         for piece in self._pieces(0, text, "", True, 1):
-            gap = join_sentences([".", "."], self.config.target_language)[1:-1] if written else ""
+            gap = sentence_gap(self.config.target_language) if written else ""
             for part in self._stream_piece(piece, config):
                 if part:
                     yield gap + part
