@@ -11,8 +11,8 @@ from train.loop import Trainer, initial_checkpoint, new_checkpoint, test_scores
 from train.recipe import read_recipe
 from train.report import Report
 from translator.checkpoint import read_checkpoint
+from translator.device import usable_device
 from translator.errors import UserError
-from translator.pipeline import usable_device
 from translator.textio import atomic_write_bytes
 
 

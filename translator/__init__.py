@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from translator.cache import DecoderCache
-    from translator.decoder_layer import CachedDecoder, CachedDecoderLayer
+    from translator.decoder import CachedDecoder
+    from translator.decoder_layer import CachedDecoderLayer
     from translator.model import TranslationModel
     from translator.pipeline import Translator
 
 __all__ = ["CachedDecoder", "CachedDecoderLayer", "DecoderCache", "TranslationModel", "Translator"]
 
 _HOMES = {
-    "CachedDecoder": "translator.decoder_layer",
+    "CachedDecoder": "translator.decoder",
     "CachedDecoderLayer": "translator.decoder_layer",
     "DecoderCache": "translator.cache",
     "TranslationModel": "translator.model",

@@ -207,9 +207,9 @@ def parity(
     small random model, or on --checkpoint when one is given.
     """
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
+    from translator.device import usable_device
     from translator.diagnostics import parity as check
     from translator.diagnostics import self_test as trial
-    from translator.pipeline import usable_device
     from translator.textio import read_lines
 
     _set_threads(threads)
@@ -261,9 +261,9 @@ def profile(
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
     from translator.config import parse
     from translator.config import preset as named_preset
+    from translator.device import usable_device
     from translator.diagnostics import latency, latency_plot
     from translator.model import TranslationModel
-    from translator.pipeline import usable_device
     from translator.textio import atomic_write_bytes
 
     if preset and checkpoint:

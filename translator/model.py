@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from translator.cache import DecoderCache
 from translator.config import ModelConfig
-from translator.decoder_layer import CachedDecoder, CachedDecoderLayer
+from translator.decoder import CachedDecoder
+from translator.decoder_layer import CachedDecoderLayer
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer, position_table
 

@@ -10,6 +10,7 @@ import torch
 
 from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, read_checkpoint
 from translator.config import DecodeConfig, parse
+from translator.device import usable_device
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
@@ -310,14 +311,3 @@ def _check_text(number: int, *texts: str) -> None:
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError:
         raise UserError(f"line {number} is not valid UTF-8") from None
-
-
-def usable_device(name: str) -> torch.device:
-    """The device called `name`; raises `UserError` when it is unknown or not there."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).cpu()  # "meta" makes tensors too, but holds nothing
-    except (RuntimeError, AssertionError, ImportError):
-        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-        raise UserError(f"device {name!r} is not there; this machine has {', '.join(there)}") from None
-    return device

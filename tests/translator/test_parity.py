@@ -7,7 +7,7 @@ from torch import Tensor
 from translator.cache import CACHE_KINDS, DecoderCache, DynamicCache, Step
 from translator.checkpoint import Checkpoint, CheckpointConfig
 from translator.config import ModelConfig
-from translator.decoder_layer import CachedDecoder
+from translator.decoder import CachedDecoder
 from translator.diagnostics import scenarios as scenarios_module
 from translator.diagnostics import self_test as self_test_module
 from translator.diagnostics.bench import Bench

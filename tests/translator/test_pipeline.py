@@ -12,9 +12,10 @@ from torch import Tensor
 import translator.pipeline
 from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model, tiny_tokenizer, tiny_translator
 from translator.config import DecodeConfig
+from translator.device import usable_device
 from translator.errors import UserError
 from translator.padding import pad, padding
-from translator.pipeline import Candidate, Translator, batches, usable_device
+from translator.pipeline import Candidate, Translator, batches
 
 GREEDY = DecodeConfig(beam_size=1)
 BEAM = DecodeConfig(beam_size=4, n_best=4)

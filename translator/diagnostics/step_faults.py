@@ -11,7 +11,8 @@ from translator import decoder_layer
 from translator.cache import DecoderCache, DynamicCache, LayerStep, StaticCache, Step, decoder_cache
 from translator.cache.base import Lengths
 from translator.cache.dense import DenseCache
-from translator.decoder_layer import CachedDecoder, CachedDecoderLayer
+from translator.decoder import CachedDecoder
+from translator.decoder_layer import CachedDecoderLayer
 from translator.diagnostics.faults import FaultList, Original
 from translator.model import Positions
 
