@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import translator.pipeline
 from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model, tiny_tokenizer, tiny_translator
 from translator.config import DecodeConfig
 from translator.device import usable_device
 from translator.errors import UserError
 from translator.padding import pad, padding
-from translator.pipeline import Candidate, Translator, batches
+from translator.pipeline import Candidate, Translator
+from translator.pipeline.batching import batches
 
 GREEDY = DecodeConfig(beam_size=1)
 BEAM = DecodeConfig(beam_size=4, n_best=4)
@@ -441,7 +441,7 @@ def script(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> list[in
         def compact(self, keep: Tensor) -> None:
             self.left = [self.left[index] for index in keep.tolist()]
 
-    monkeypatch.setattr(translator.pipeline, "CachedStepper", Scripted)
+    monkeypatch.setattr("translator.pipeline.translator.CachedStepper", Scripted)
     return steps
 
 

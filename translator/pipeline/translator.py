@@ -13,8 +13,9 @@ from translator.config import DecodeConfig, parse
 from translator.device import usable_device
 from translator.errors import UserError
 from translator.padding import pad, padding
-from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
-from translator.segments import join_sentences, sentence_gap, split_sentences
+from translator.pipeline.batching import batches
+from translator.pipeline.text import Piece, check_text, fitted, join_sentences, one_line, sentence_gap, split_sentences
+from translator.search import CachedStepper, Sentences, greedy_steps, rows_per_sentence, search
 
 log = logging.getLogger("translator")
 
@@ -32,18 +33,6 @@ class Candidate:
     score: float
     sources: list[str]
     tokens: list[list[str]]
-
-
-@dataclasses.dataclass(slots=True)
-class _Piece:
-    """One sentence of one line: `place` 0 is the line's first."""
-
-    line: int
-    place: int
-    text: str
-    ids: list[int]
-    prefix: list[int]
-    found: list[Hypothesis] = dataclasses.field(default_factory=list)
 
 
 class Translator:
@@ -161,37 +150,25 @@ class Translator:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[_Piece]:
-        _check_text(first_line + index, line, prefix)
-        if not line.strip():
-            return []
-        sentences = split_sentences(line, self.config.source_language) if split else [line]
+    def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[Piece]:
+        check_text(first_line + index, line, prefix)
+        limit = self.config.model.max_positions
         pieces = []
-        for place, sentence in enumerate(sentences):
-            ids, limit = self.tokenizer.encode(sentence), self.config.model.max_positions
-            if len(ids) >= limit:
+        for place, sentence in enumerate(self._sentence_texts(line, split)):
+            kept, ids, whole = fitted(self.tokenizer, sentence, limit)
+            if whole > limit:
                 log.warning(
-                    "line %d: a sentence of %d tokens was cut to the model's %d",
-                    first_line + index,
-                    len(ids) + 1,
-                    limit,
+                    "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, whole, limit
                 )
-                sentence, ids = self._cut(ids, limit - 1)
-            ids = [*ids, self.tokenizer.eos_id]
-            pieces.append(_Piece(index, place, sentence, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+            pieces.append(Piece(index, place, kept, ids, self.tokenizer.encode(prefix) if place == 0 else []))
         return pieces
 
-    def _cut(self, ids: list[int], most: int) -> tuple[str, list[int]]:
-        """The text of the first `most` ids, less half a character at its end, and the ids of that text."""
-        while True:
-            text = self.tokenizer.decode(ids[:most]).rstrip("\ufffd")
-            again = self.tokenizer.encode(text)
-            if len(again) <= most:
-                return text, again
-            ids = again
-            most -= 1
+    def _sentence_texts(self, line: str, split: bool) -> list[str]:
+        if not line.strip():
+            return []
+        return split_sentences(line, self.config.source_language) if split else [line]
 
-    def _decode(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> None:
+    def _decode(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> None:
         rows = rows_per_sentence(config)
         for batch in batches([len(piece.ids) * rows for piece in pieces], self.batch_tokens):
             members = [pieces[index] for index in batch]
@@ -200,7 +177,7 @@ class Translator:
                 piece.found = found
 
     @torch.no_grad()
-    def _stepper(self, pieces: list[_Piece], rows: int) -> CachedStepper:
+    def _stepper(self, pieces: list[Piece], rows: int) -> CachedStepper:
         device = self.model.embedding.weight.device
         source = pad([piece.ids for piece in pieces], self.tokenizer.pad_id).to(device)
         hidden = padding([len(piece.ids) for piece in pieces]).to(device)
@@ -208,7 +185,7 @@ class Translator:
         capacity = self.config.model.max_positions if self.cache == "static" else None
         return CachedStepper(self.model, self.model.start(memory, hidden, self.cache, capacity, beams=rows))
 
-    def _sentences(self, pieces: list[_Piece], config: DecodeConfig, first_line: int) -> Sentences:
+    def _sentences(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> Sentences:
         limit = self.config.model.max_positions
         for piece in pieces:
             if len(piece.prefix) >= limit:
@@ -225,7 +202,7 @@ class Translator:
             keys=[hash((first_line + piece.line, piece.place)) for piece in pieces],
         )
 
-    def _joined(self, pieces: list[_Piece]) -> list[Candidate]:
+    def _joined(self, pieces: list[Piece]) -> list[Candidate]:
         if not pieces:
             return [Candidate("", 0.0, 0.0, [], [])]
         candidates = []
@@ -235,7 +212,8 @@ class Translator:
             candidates.append(
                 Candidate(
                     join_sentences(
-                        [self._text(hypothesis.tokens) for hypothesis in chosen], self.config.target_language
+                        [one_line(self.tokenizer, hypothesis.tokens) for hypothesis in chosen],
+                        self.config.target_language,
                     ),
                     sum(hypothesis.log_prob for hypothesis in chosen),
                     sum(hypothesis.score for hypothesis in chosen),
@@ -245,19 +223,15 @@ class Translator:
             )
         return candidates
 
-    def _text(self, ids: list[int]) -> str:
-        # Bytes may spell a line end, and one line in is one line out.
-        return self.tokenizer.decode(ids).replace("\r", " ").replace("\n", " ").strip()
-
-    def _stream_piece(self, piece: _Piece, config: DecodeConfig) -> Iterator[str]:
+    def _stream_piece(self, piece: Piece, config: DecodeConfig) -> Iterator[str]:
         if config.sampling or config.beam_size > 1:
             self._decode([piece], config, 1)
-            yield self._text(piece.found[0].tokens)
+            yield one_line(self.tokenizer, piece.found[0].tokens)
             return
         shown = ""
         sentences = self._sentences([piece], config, 1)
         for history, ended in greedy_steps(self._stepper([piece], 1), sentences, config):
-            text = self._text(history[0].tolist())
+            text = one_line(self.tokenizer, history[0].tolist())
             # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD. Should it prove
             # to be white space, the space before it is no longer in the middle of the text.
             if not ended:
@@ -268,7 +242,7 @@ class Translator:
 
     def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
         tokenizer, limit = self.tokenizer, self.config.model.max_positions
-        _check_text(number, source, target if isinstance(target, str) else "")
+        check_text(number, source, target if isinstance(target, str) else "")
         source_ids = [*tokenizer.encode(source), tokenizer.eos_id]
         target_ids = [*tokenizer.encode(target), tokenizer.eos_id] if isinstance(target, str) else tokenizer.ids(target)
         if not target_ids:
@@ -290,24 +264,3 @@ class Translator:
         chosen = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)
         real = ~padding([len(pair[1]) for pair in pairs]).to(device)
         return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()
-
-
-def batches(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices in batches of like width, longest first, each at most `budget` wide in all, padding included."""
-    order = sorted(range(len(widths)), key=lambda index: -widths[index])
-    batch: list[int] = []
-    for index in order:
-        if batch and widths[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _check_text(number: int, *texts: str) -> None:
-    """Raises `UserError` for half a surrogate pair, which is what Python makes of a byte that is no UTF-8."""
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"line {number} is not valid UTF-8") from None

@@ -1,0 +1,73 @@
+"""`translator profile`: what each token costs."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from translator.commands.options import CheckpointOption, DeviceOption, ThreadsOption
+from translator.console import progress_bar, show
+from translator.errors import UserError
+
+EXAMPLES = (
+    "translator profile --threads 1",
+    "translator profile --preset xianyan --tokens 28 --plot cost.png --json cost.json",
+)
+
+
+def run(
+    checkpoint: CheckpointOption = None,
+    preset: Annotated[str | None, typer.Option(help="Random weights of a preset (xianyan, small) instead.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="dynamic, static, none (no cache), torch; repeatable. By default the first three."),
+    ] = None,
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens.")] = 40,
+    tokens: Annotated[int, typer.Option(min=1, help="Target tokens.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Sentences side by side.")] = 1,
+    beams: Annotated[int, typer.Option(min=1, help="Rows a sentence.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each arm.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help="Draw milliseconds a token by position into this PNG.")] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Milliseconds a token, by position, with each cache and without: median and p95, first token apart."""
+    from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
+    from translator.config import parse
+    from translator.config import preset as named_preset
+    from translator.device import usable_device
+    from translator.diagnostics import latency, latency_plot
+    from translator.model import TranslationModel
+    from translator.textio import atomic_write_bytes
+
+    if preset and checkpoint:
+        raise UserError("--preset: random weights or a --checkpoint, not both")
+    wanted: dict[str, Any] = {
+        "source_length": source_length,
+        "tokens": tokens,
+        "batch": batch,
+        "beams": beams,
+        "dtype": dtype,
+        "repeats": repeats,
+        "threads": threads,
+        "device": device,
+    }
+    if arm:
+        wanted["arms"] = tuple(arm)
+    settings = parse(latency.LatencySettings, wanted, where="profile")
+    usable_device(device)
+    if preset:
+        length = max(source_length, tokens)
+        model = TranslationModel(named_preset(preset, 16_000, max_positions=max(length, 256)))
+    else:
+        model = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT).model
+    with progress_bar("timing") as progress:
+        report = latency.profile_latency(model, settings, progress)
+    show(latency_plot.latency_table(report), [])
+    if plot:
+        latency_plot.plot(report, plot)
+    if json_:
+        atomic_write_bytes(json_, (json.dumps(report.to_json(), indent=2) + "\n").encode())

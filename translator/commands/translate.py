@@ -1,0 +1,94 @@
+"""`translator translate`: text, files and pipes."""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from translator.commands.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    InputOption,
+    OutputOption,
+    SetOption,
+    ThreadsOption,
+    decode_config,
+    load_translator,
+)
+from translator.console import input_windows, output_file, progress_bar
+from translator.errors import UserError
+
+if TYPE_CHECKING:
+    from translator.pipeline import Candidate
+
+EXAMPLES = (
+    "translator translate 'How are you?'",
+    "translator translate --input en.txt --output zh.txt --beam-size 5",
+    "tail -f log.en | translator translate",
+)
+
+
+WINDOW = 1024
+
+
+class Format(StrEnum):
+    """What `translate` writes."""
+
+    text = "text"
+    jsonl = "jsonl"
+
+
+def run(
+    text: Annotated[list[str] | None, typer.Argument(help="Text to translate; else --input, else stdin.")] = None,
+    checkpoint: CheckpointOption = None,
+    input: InputOption = None,
+    output: OutputOption = None,
+    format: Annotated[Format, typer.Option(help="Plain text, or JSON lines with scores and tokens.")] = Format.text,
+    beam_size: BeamOption = None,
+    n_best: Annotated[int, typer.Option(min=1, help="Translations a line (JSON lines only).")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
+    prefix: Annotated[str, typer.Option(help="How every translation must begin.")] = "",
+    split: Annotated[bool, typer.Option(help="Split lines of several sentences and join their translations.")] = True,
+    set_: SetOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Translate text, a file or a pipe: N lines in, N lines out, in order.
+
+    From a pipe, lines are translated as they arrive. --set changes the other search settings: length_penalty,
+    no_repeat_ngram_size, temperature, top_k, top_p, seed, max_length_factor, max_length_extra, early_stopping.
+    """
+    if n_best > 1 and format is Format.text:
+        raise UserError("--n-best: several translations a line need --format jsonl")
+    if text and input:
+        raise UserError("--input: give text as arguments or a file, not both")
+    translator = load_translator(checkpoint, device, threads)
+    config = decode_config(translator, beam_size, n_best, sample, set_ or [])
+    done = 0
+    # A bar would run into translations on the same terminal; with a file there is nothing else to look at.
+    with output_file(output) as out, progress_bar("translating", shown=output is not None) as progress:
+        for lines in input_windows(text, input, WINDOW):
+            prefixes = [prefix] * len(lines) if prefix else None
+            found = translator.candidates(lines, config, prefixes=prefixes, split=split, first_line=done + 1)
+            for line, candidates in zip(lines, found, strict=True):
+                done += 1
+                out.write((candidates[0].text if format is Format.text else _json(done, line, candidates)) + "\n")
+            out.flush()
+            if progress:
+                progress(done, None)
+
+
+def _json(number: int, source: str, candidates: "list[Candidate]") -> str:
+    return json.dumps(
+        {
+            "line": number,
+            "source": source,
+            "sentences": candidates[0].sources,
+            "translations": [
+                {"text": c.text, "log_prob": c.log_prob, "score": c.score, "tokens": c.tokens} for c in candidates
+            ],
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,74 @@
+"""Lines to sentences the model can take, and its tokens back to lines."""
+
+import dataclasses
+
+from sentencex import segment
+
+from translator.errors import UserError
+from translator.languages import primary_language
+from translator.search import Hypothesis
+from translator.tokenizer import Tokenizer
+
+# Written without spaces between sentences.
+_UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "yue"}
+
+
+@dataclasses.dataclass(slots=True)
+class Piece:
+    """One sentence of one line: `place` 0 is the line's first."""
+
+    line: int
+    place: int
+    text: str
+    ids: list[int]
+    prefix: list[int]
+    found: list[Hypothesis] = dataclasses.field(default_factory=list)
+
+
+def split_sentences(text: str, language: str) -> list[str]:
+    """The sentences of `text`, stripped, none blank; rules of `language` (an ISO code such as `en` or `zh-CN`)."""
+    sentences = (sentence.strip() for sentence in segment(primary_language(language), text))
+    return [sentence for sentence in sentences if sentence]
+
+
+def join_sentences(sentences: list[str], language: str) -> str:
+    """Sentences as running text of `language`."""
+    return sentence_gap(language).join(sentence for sentence in sentences if sentence)
+
+
+def sentence_gap(language: str) -> str:
+    """What stands between two sentences of running text."""
+    return "" if primary_language(language) in _UNSPACED else " "
+
+
+def fitted(tokenizer: Tokenizer, sentence: str, limit: int) -> tuple[str, list[int], int]:
+    """What of `sentence` fits into `limit` tokens, end token included: its text, its ids, and the whole's tokens."""
+    ids = tokenizer.encode(sentence)
+    whole = len(ids) + 1
+    if whole > limit:
+        sentence, ids = _cut(tokenizer, ids, limit - 1)
+    return sentence, [*ids, tokenizer.eos_id], whole
+
+
+def _cut(tokenizer: Tokenizer, ids: list[int], most: int) -> tuple[str, list[int]]:
+    """The text of the first `most` ids, less half a character at its end, and the ids of that text."""
+    while True:
+        text = tokenizer.decode(ids[:most]).rstrip("\ufffd")
+        again = tokenizer.encode(text)
+        if len(again) <= most:
+            return text, again
+        ids = again
+        most -= 1
+
+
+def one_line(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The text of `ids` without line ends: bytes may spell one, and one line in is one line out."""
+    return tokenizer.decode(ids).replace("\r", " ").replace("\n", " ").strip()
+
+
+def check_text(number: int, *texts: str) -> None:
+    """Raises `UserError` for half a surrogate pair, which is what Python makes of a byte that is no UTF-8."""
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"line {number} is not valid UTF-8") from None
