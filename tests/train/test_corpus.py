@@ -10,7 +10,6 @@ from pathlib import Path
 import datasets
 import pytest
 
-from train import sources
 from train.corpus import (
     EvalSet,
     Pair,
@@ -21,6 +20,7 @@ from train.corpus import (
     simplify,
     split_pairs,
 )
+from train.sources import dataset
 from translator.errors import UserError
 
 
@@ -149,7 +149,7 @@ def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def hub_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(sources, "_hub_answers", lambda name: False)
+    monkeypatch.setattr(dataset, "_hub_answers", lambda name: False)
 
 
 @pytest.mark.usefixtures("hub_without_network")
