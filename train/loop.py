@@ -20,50 +20,9 @@ from train.recipe import Recipe
 from train.report import Report
 from train.schedule import learning_rate
 from train.state import Counters, load_counters, load_state, point, save_state, sweep
-from translator.checkpoint import Checkpoint, CheckpointConfig, load_weights, read_checkpoint, read_tensors
-from translator.config import preset
+from translator.checkpoint import Checkpoint, load_weights, read_tensors
 from translator.errors import UserError
 from translator.metrics import Scores, corpus_scores
-from translator.model import TranslationModel
-from translator.tokenizer import Tokenizer
-
-
-def new_checkpoint(recipe: Recipe, data: Data, report: Report) -> Checkpoint:
-    """An untrained model and a tokenizer trained on the training text."""
-    sentences = [text for pair in data.train for text in (pair.source, pair.target)]
-    tokenizer = Tokenizer.train(sentences, recipe.tokenizer.vocab_size)
-    torch.manual_seed(recipe.seed)
-    config = CheckpointConfig(
-        source_language=recipe.source_language,
-        target_language=recipe.target_language,
-        model=preset(recipe.model.preset, tokenizer.vocab_size, **recipe.model.overrides()),
-        decode=recipe.decode,
-    )
-    model = TranslationModel(config.model)
-    report.say(f"model {recipe.model.preset}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
-    return Checkpoint(model, tokenizer, config)
-
-
-def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:
-    """The checkpoint to fine-tune, with the recipe's dropout where it names one.
-
-    Raises `UserError` where the recipe asks for other languages or another shape than the checkpoint has.
-    """
-    checkpoint = read_checkpoint(folder)
-    for key in ("source_language", "target_language"):
-        if getattr(recipe, key) != getattr(checkpoint.config, key):
-            raise UserError(f"{key} is {getattr(recipe, key)!r} in the recipe and {getattr(checkpoint.config, key)!r} "
-                            f"in {folder}")  # fmt: skip
-    for key, value in recipe.model.overrides().items():
-        given = getattr(checkpoint.config.model, key)
-        if key != "dropout" and value != given:
-            raise UserError(f"model.{key} = {value}: {folder} has {given}; what is fine-tuned keeps its shape")
-    if recipe.model.dropout is None:
-        return checkpoint
-    config = dataclasses.replace(checkpoint.config.model, dropout=recipe.model.dropout)
-    model = TranslationModel(config)
-    model.load_state_dict(checkpoint.model.state_dict())
-    return Checkpoint(model, checkpoint.tokenizer, dataclasses.replace(checkpoint.config, model=config))
 
 
 class Trainer:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from train.data import load_data
-from train.loop import Trainer, initial_checkpoint, new_checkpoint, test_scores
+from train.initial import initial_checkpoint, new_checkpoint
+from train.loop import Trainer, test_scores
 from train.recipe import read_recipe
 from train.report import Report
 from translator.checkpoint import read_checkpoint
