@@ -86,6 +86,10 @@ class CachedMultiheadAttention(nn.Module):
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
+    def dropout_is_active(self) -> bool:
+        """Whether attention weights are dropped now."""
+        return self.training and self.dropout > 0
+
     def qkv(self, x: Tensor) -> Tensor:
         """`(B, T, D)` → `(B, T, 3 D)`: Q, K and V side by side."""
         return F.linear(x, self.in_proj_weight, self.in_proj_bias)

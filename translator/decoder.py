@@ -16,6 +16,7 @@ from translator.decoder_layer import (
     training_masks,
 )
 from translator.masks import merge_masks, padding_visible, restrict
+from translator.plain import check_plain
 
 
 class CachedDecoder(nn.Module):
@@ -47,15 +48,13 @@ class CachedDecoder(nn.Module):
         """A cached decoder around the parameters of `module`, shared, not copied; nothing is converted or retrained.
 
         `nn.TransformerDecoder` gives a `CachedDecoder`; `nn.Transformer` gives its own encoder and the cached decoder.
-        Raises `TypeError` for a class it doesn't know, by name.
+        Modes aren't shared: `train()` and `eval()` of one leave the other alone. Raises `TypeError`, naming the part,
+        for a class it doesn't know, and for hooks, parametrised, pruned or replaced parts.
         """
-        if type(module) is nn.Transformer:
+        check_plain(module, "from_torch", (nn.TransformerDecoder, nn.Transformer))
+        if isinstance(module, nn.Transformer):
             return module.encoder, cls.from_torch(module.decoder)
-        if type(module) is not nn.TransformerDecoder:
-            raise TypeError(
-                f"{type(module).__module__}.{type(module).__qualname__} is neither nn.TransformerDecoder "
-                "nor nn.Transformer"
-            )
+        assert isinstance(module, nn.TransformerDecoder)
         decoder = cls([CachedDecoderLayer.from_torch(layer) for layer in module.layers], module.norm)
         decoder.training = module.training
         return decoder
@@ -79,8 +78,10 @@ class CachedDecoder(nn.Module):
         `memory_key_padding_mask` `(B, S)`, True = padding, holds for every step. `kind` is `"dynamic"` (grows) or
         `"static"` (`capacity` tokens a row, allocated now, `CacheFullError` beyond). `beams` rows are kept for each
         sentence, row `b * beams + k`; K and V of the source stay one a sentence. Raises `ValueError` for shapes that
-        don't fit, an unknown kind or a missing capacity.
+        don't fit, an unknown kind or a missing capacity, and `RuntimeError` when the module this decoder was made from
+        has got other parameters since.
         """
+        self._check_shared()
         source = as_batch(memory, self.batch_first)
         layers = self.stack
         width = layers[0].self_attn.embed_dim
@@ -111,14 +112,16 @@ class CachedDecoder(nn.Module):
 
         With a cache, `tgt` is `(rows, T, D)`, causality and source padding come from the cache, and a caller's own
         `tgt_mask` `(T, past + T)` or `tgt_key_padding_mask` `(rows, past + T)` hides more. No gradients flow through a
-        cached step. Returns the shape of `tgt`. Raises `ValueError` for masks or rows that don't fit, and
-        `CacheFullError`; the cache is then as it was.
+        cached step. Returns the shape of `tgt`. Raises `ValueError` for masks or rows that don't fit, `RuntimeError`
+        under active dropout or when decoder and cache differ in type or device, and `CacheFullError`; the cache is then
+        as it was.
         """
         x = as_batch(tgt, self.batch_first)
         if isinstance(memory, DecoderCache):
             if memory_mask is not None or memory_key_padding_mask is not None:
                 raise ValueError("with a cache, source masks are given once, to start()")
             return as_given(self._step(x, memory, tgt_mask, tgt_key_padding_mask), tgt, self.batch_first)
+        self._check_shared()
         source = as_batch(memory, self.batch_first)
         masks = training_masks(
             self.num_heads,
@@ -140,6 +143,9 @@ class CachedDecoder(nn.Module):
                 f"the step has {x.shape[0]} rows and {len(self.layers)} layers; the cache holds "
                 f"{cache.rows} rows ({cache.batch_size} sentences of {cache.beams}) and {len(cache.layers)} layers"
             )
+        self._check_shared()
+        self._check_repeatable()
+        self._check_same_place(cache)
         past, T = cache.length, x.shape[1]
         shape = (x.shape[0], self.num_heads, T, past + T)
         given, _ = merge_masks(tgt_mask, batched_padding(tgt_key_padding_mask), shape, x.dtype, past=past)
@@ -153,3 +159,35 @@ class CachedDecoder(nn.Module):
         x = x if self.norm is None else self.norm(x)
         cache.commit(step)
         return x
+
+    def _check_shared(self) -> None:
+        for index, layer in enumerate(self.stack):
+            part = layer.parted_from_original()
+            if part is not None:
+                raise RuntimeError(
+                    f"layers.{index}.{part}: the module this decoder was made from has another one since "
+                    "(load_state_dict with assign=True, or an assignment): call CachedDecoder.from_torch again"
+                )
+
+    def _check_repeatable(self) -> None:
+        for index, layer in enumerate(self.stack):
+            if layer.dropout_is_active():
+                raise RuntimeError(
+                    f"layers.{index}: a step with a cache under active dropout would keep K and V that no other pass "
+                    "gives again: call eval() on the cached decoder first (it has a mode of its own)"
+                )
+
+    def _check_same_place(self, cache: DecoderCache) -> None:
+        weight = self.stack[0].linear1.weight
+        device, dtype = weight.device, weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        if (cache.dtype, cache.device) != (dtype, device):
+            raise RuntimeError(
+                f"cache holds {_short(cache.dtype)} on {cache.device}, the decoder is now {_short(dtype)} on {device}: "
+                "call start() again, or move the cache with cache.to(…)"
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

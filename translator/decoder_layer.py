@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from translator.attention import CachedMultiheadAttention, attend, merge_heads, split_heads
 from translator.cache import LayerStep
 from translator.masks import merge_masks
+from translator.plain import check_plain_layer
 
 Projection = Callable[[Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -89,16 +90,14 @@ class CachedDecoderLayer(nn.Module):
     def from_torch(cls, layer: nn.Module) -> "CachedDecoderLayer":
         """A layer that shares the parameters of `layer`, no copy; a `CachedDecoderLayer` is returned as it is.
 
-        Raises `TypeError` for any other class than `nn.TransformerDecoderLayer`, subclasses included: they may compute
-        something else.
+        Modes aren't shared: train() and eval() of one leave the other alone. Raises `TypeError` for any other class
+        than `nn.TransformerDecoderLayer`, subclasses included, and for parts that are hooked, parametrised, pruned or
+        replaced: they may compute something else.
         """
         if type(layer) is cls:
             return layer
-        if type(layer) is not nn.TransformerDecoderLayer:
-            raise TypeError(
-                f"{type(layer).__module__}.{type(layer).__qualname__} is not nn.TransformerDecoderLayer; "
-                "only that class (or CachedDecoderLayer) is known to compute what a cached layer computes"
-            )
+        check_plain_layer(layer)
+        assert isinstance(layer, nn.TransformerDecoderLayer)
         attention = layer.self_attn
         with torch.device("meta"):
             shared = cls(
@@ -112,14 +111,36 @@ class CachedDecoderLayer(nn.Module):
         for name in ("self_attn", "multihead_attn"):
             _share_attention(getattr(shared, name), getattr(layer, name))
         for name, module in layer.named_children():
-            if name not in ("self_attn", "multihead_attn"):
+            if isinstance(module, nn.Dropout):
+                # A module of its own: shared, it would follow the original's train() and eval() as well as this one's.
+                setattr(shared, name, nn.Dropout(module.p).train(module.training))
+            elif name not in ("self_attn", "multihead_attn"):
                 setattr(shared, name, module)
         if shared.activation is not layer.activation:
             # PyTorch's layer computes F.relu in place of an activation module once it was copied, as
             # nn.TransformerDecoder copies it; the module stays in its state_dict, unused.
             shared.__dict__["activation"] = layer.activation
         shared.training = layer.training
+        # Not as an attribute: a module held by a module would be registered, saved and trained twice.
+        shared.__dict__["_original"] = layer
         return shared
+
+    def parted_from_original(self) -> str | None:
+        """The first part that the layer this one was made from no longer shares with it; None while all are shared."""
+        if "_original" not in self.__dict__:
+            return None
+        mine, theirs = self._modules, self.__dict__["_original"]._modules
+        for name in ("linear1", "linear2", "norm1", "norm2", "norm3"):
+            if mine[name] is not theirs[name]:
+                return name
+        for name in ("self_attn", "multihead_attn"):
+            my, their = mine[name], theirs[name]
+            if my._modules["out_proj"] is not their._modules["out_proj"]:  # type: ignore[union-attr]
+                return f"{name}.out_proj"
+            for packed in ("in_proj_weight", "in_proj_bias"):
+                if my._parameters[packed] is not their._parameters[packed]:  # type: ignore[union-attr]
+                    return f"{name}.{packed}"
+        return None
 
     def projections(self) -> LayerProjections:
         """The plain form of this layer's matrix products: views of the packed weights, linear layers as they are."""
@@ -156,6 +177,14 @@ class CachedDecoderLayer(nn.Module):
             (memory_mask, memory_key_padding_mask, memory_is_causal),
         )
         return as_given(self.run(x, source, masks), tgt, self.batch_first)
+
+    def dropout_is_active(self) -> bool:
+        """Whether two equal calls would give different results: some dropout module is in training mode."""
+        for name in ("dropout", "dropout1", "dropout2", "dropout3"):
+            module = self._modules[name]
+            if module.training and module.p:  # type: ignore[union-attr]
+                return True
+        return self.self_attn.dropout_is_active() or self.multihead_attn.dropout_is_active()
 
     def run(
         self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections | None = None
@@ -248,20 +277,6 @@ def as_given(x: Tensor, given: Tensor, batch_first: bool) -> Tensor:
 
 
 def _share_attention(mine: CachedMultiheadAttention, theirs: nn.Module) -> None:
-    if type(theirs) is CachedMultiheadAttention:
-        plain = True
-    else:
-        plain = (
-            type(theirs) is nn.MultiheadAttention
-            and theirs._qkv_same_embed_dim
-            and theirs.bias_k is None
-            and not theirs.add_zero_attn
-        )
-    if not plain:
-        raise TypeError(
-            f"{type(theirs).__module__}.{type(theirs).__qualname__} is not a plain nn.MultiheadAttention "
-            "(one width for Q, K and V, no bias_k, no add_zero_attn)"
-        )
     mine.in_proj_weight = theirs.in_proj_weight  # type: ignore[assignment]
     mine.in_proj_bias = theirs.in_proj_bias  # type: ignore[assignment]
     mine.out_proj = theirs.out_proj  # type: ignore[assignment]

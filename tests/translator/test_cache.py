@@ -346,6 +346,88 @@ def test_no_gradient_flows_through_a_step(kind, norm_first):
 
 
 @every_kind
+@pytest.mark.parametrize(
+    "make_active",
+    [
+        lambda decoder: decoder.train(),
+        lambda decoder: decoder.layers[1].train(),
+        lambda decoder: decoder.layers[0].dropout2.train(),
+        lambda decoder: decoder.layers[1].multihead_attn.train(),
+    ],
+)
+def test_a_step_under_active_dropout_is_refused(kind, make_active):
+    layer = nn.TransformerDecoderLayer(D, H, FF, dropout=0.5, batch_first=True)
+    original = nn.TransformerDecoder(layer, LAYERS).eval()
+    decoder = CachedDecoder.from_torch(original)
+    cache = decoder.start(torch.randn(1, 3, D), kind=kind, capacity=4)
+    token = torch.randn(1, 1, D)
+    expected = decoder(token, cache)
+    make_active(decoder)
+    with pytest.raises(RuntimeError, match=r"layers\.[01]: .* active dropout .* eval\(\)"):
+        decoder(token, cache)
+    assert cache.length == 1
+    decoder.eval()
+    cache.reset()
+    original.train()  # the original's mode is its own
+    assert torch.equal(decoder(token, cache), expected)
+
+
+def test_training_mode_without_dropout_may_step(model):
+    model.decoder.train()
+    assert model.decoder(model.random(1, 1, D), model.decoder.start(model.random(1, 3, D))).shape == (1, 1, D)
+    model.decoder.eval()
+
+
+@every_kind
+def test_a_cache_of_another_type_names_both_and_says_what_to_do(kind):
+    decoder = Model().decoder.float()
+    source, token = torch.randn(1, 3, D), torch.randn(1, 1, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        halved = decoder.start(source, kind=kind, capacity=4)
+        assert decoder(token, halved).shape == token.shape
+    message = r"cache holds bfloat16 on cpu, the decoder is now float32 on cpu: call start\(\) again, or .*cache\.to"
+    with pytest.raises(RuntimeError, match=message):
+        decoder(token, halved)
+    assert halved.length == 1
+    full = decoder.start(source, kind=kind, capacity=4)
+    decoder(token, full)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"cache holds float32 .* now bfloat16"),
+    ):
+        decoder(token, full)
+    decoder.double()
+    with pytest.raises(RuntimeError, match="cache holds float32 on cpu, the decoder is now float64 on cpu"):
+        decoder(token.double(), full)
+
+
+@every_kind
+def test_a_cache_moves_to_another_type_with_all_it_holds(kind):
+    decoder = Model().decoder
+    source, tokens = torch.randn(2, 3, D, dtype=FP64), torch.randn(2, 5, D, dtype=FP64)
+    hidden = torch.tensor([[False, False, True], [False, False, False]])
+    whole = decoder(tokens, decoder.start(source, hidden, kind=kind, capacity=8))
+    cache = decoder.start(source, hidden, kind=kind, capacity=8)
+    decoder(tokens[:, :3], cache)
+    cache.begin(1)  # left open: forgotten by the move
+    decoder.float()
+    assert cache.to(dtype=torch.float32) is cache and cache.dtype == torch.float32 and cache.length == 3
+    assert torch.allclose(decoder(tokens[:, 3:].float(), cache).double(), whole[:, 3:], atol=1e-4)
+
+
+@every_kind
+def test_what_a_cache_shows_of_itself(model, kind):
+    cache = model.decoder.start(model.random(2, 3, D), kind=kind, capacity=4, beams=2)
+    model.decoder(model.random(4, 3, D), cache)
+    assert repr(cache) == (
+        f"DecoderCache({kind}, 2 layers, 2 sentences of 2 beams, 3 tokens held, source of 3, float64 on cpu, "
+        f"{cache.nbytes:,} bytes)"
+    )
+    cache.crop(torch.tensor([1, 3, 2, 2]))
+    assert "1 to 3 tokens held" in repr(cache)
+
+
+@every_kind
 def test_inference_mode_may_begin_and_end_anywhere(model, kind):
     with torch.inference_mode():
         grid = Grid(model, [3, 5], kind)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from translator import CachedDecoder, CachedDecoderLayer
 from translator.attention import CachedMultiheadAttention, attend
@@ -439,12 +440,119 @@ def test_from_torch_keeps_frozen_parameters_dropout_and_modes():
     assert cached.layers[0].self_attn.training and cached.layers[0].dropout.training
 
 
-def test_from_torch_keeps_modules_put_in_place_of_the_projections():
-    """A LoRA-like wrapper around a linear layer goes on being used."""
-    original = torch_stack()
-    original.layers[0].linear1 = nn.Sequential(original.layers[0].linear1, nn.Linear(FF, FF, dtype=FP64))
-    original.layers[0].linear1.out_features = FF
-    assert_same(original, CachedDecoder.from_torch(original), *inputs(False))
+@pytest.mark.parametrize("cached_mode", [True, False])
+@pytest.mark.parametrize("original_mode", [True, False])
+def test_modes_of_original_and_cached_decoder_are_their_own(original_mode, cached_mode):
+    """Whoever calls train() or eval() on one afterwards: the other's dropout stays as it was."""
+    original = torch_stack(dropout=0.5).train(not cached_mode)
+    cached = CachedDecoder.from_torch(original).train(cached_mode)
+    original.train(original_mode)
+    tgt, memory = inputs(False)
+    for module, training in ((original, original_mode), (cached, cached_mode)):
+        assert torch.equal(module(tgt, memory), module(tgt, memory)) != training
+
+
+class TunedLinear(nn.Linear):
+    pass
+
+
+def pruned(stack: nn.TransformerDecoder) -> None:
+    prune.random_unstructured(stack.layers[1].linear1, "weight", amount=0.5)
+
+
+def parametrised(part: str, tensor: str):
+    return lambda stack: parametrize.register_parametrization(stack.get_submodule(part), tensor, nn.Identity())
+
+
+def hooked(part: str, before: bool = False):
+    def hook(stack: nn.TransformerDecoder) -> None:
+        module = stack.get_submodule(part)
+        register = module.register_forward_pre_hook if before else module.register_forward_hook
+        register(lambda module, args, *output: None)
+
+    return hook
+
+
+def replaced(part: str, module: nn.Module):
+    return lambda stack: setattr(stack.get_submodule(part.rpartition(".")[0]), part.rpartition(".")[2], module)
+
+
+def own_forward(stack: nn.TransformerDecoder) -> None:
+    stack.layers[0].forward = lambda tgt, memory, **masks: tgt
+
+
+CHANGED = {
+    "from_torch: .* 1 hook": hooked(""),
+    "the layer: .*TransformerDecoderLayer: it has 1 hook": hooked("layers.1"),
+    "the layer: .* hook ": hooked("layers.0", before=True),
+    "self_attn: .*MultiheadAttention: it has 1 hook": hooked("layers.1.self_attn"),
+    "multihead_attn: .* hook": hooked("layers.0.multihead_attn"),
+    "self_attn.out_proj: .* hook": hooked("layers.0.self_attn.out_proj"),
+    "dropout2: .* hook": hooked("layers.0.dropout2"),
+    "linear1: .* hook": hooked("layers.0.linear1"),
+    "linear1: .*pruned": pruned,
+    "linear2: .*ParametrizedLinear": parametrised("layers.0.linear2", "weight"),
+    "multihead_attn: .*ParametrizedMultiheadAttention": parametrised("layers.1.multihead_attn", "in_proj_weight"),
+    "self_attn.out_proj: .*Parametrized": parametrised("layers.1.self_attn.out_proj", "weight"),
+    "linear1: .*Sequential": replaced("layers.0.linear1", nn.Sequential(nn.Linear(D, FF), nn.Linear(FF, FF))),
+    "linear2: .*TunedLinear": replaced("layers.0.linear2", TunedLinear(FF, D)),
+    "norm3: .*RMSNorm": replaced("layers.0.norm3", nn.RMSNorm(D)),
+    "dropout1: .*AlphaDropout": replaced("layers.1.dropout1", nn.AlphaDropout(0.1)),
+    "the layer: .* its forward was replaced": own_forward,
+}
+
+
+@pytest.mark.parametrize("message", CHANGED)
+def test_hooked_parametrised_pruned_and_replaced_parts_are_refused_by_name(message):
+    stack = torch_stack()
+    CHANGED[message](stack)
+    with pytest.raises(TypeError, match=message):
+        CachedDecoder.from_torch(stack)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *itertools.product(["self_attn", "multihead_attn"], ["in_proj_weight", "in_proj_bias", "out_proj"]),
+        *[(name,) for name in ("linear1", "linear2", "norm1", "norm2", "norm3")],
+    ],
+    ids=".".join,
+)
+def test_another_part_in_the_original_is_noticed_at_the_next_step(part):
+    original = torch_stack().eval()
+    cached = CachedDecoder.from_torch(original)
+    memory = torch.randn(2, 5, D, dtype=FP64).transpose(0, 1)
+    cache = cached.start(memory)
+    token = torch.randn(1, 2, D, dtype=FP64)
+    cached(token, cache)
+    owner = original.layers[1].get_submodule(".".join(part[:-1]))
+    setattr(owner, part[-1], copy.deepcopy(getattr(owner, part[-1])))
+    for call in (lambda: cached(token, cache), lambda: cached.start(memory), lambda: cached(token, memory)):
+        with pytest.raises(RuntimeError, match=rf"layers\.1\.{'.'.join(part)}: .*from_torch again"):
+            call()
+    assert cache.length == 1
+
+
+def test_assigned_parameters_of_the_original_are_noticed_and_copied_ones_followed():
+    original, other = torch_stack().eval(), torch_stack().eval()
+    cached = CachedDecoder.from_torch(original)
+    tgt, memory = inputs(False)
+    original.load_state_dict(other.state_dict())
+    assert_same(original, cached, tgt, memory)
+    original.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
+    with pytest.raises(RuntimeError, match="assign=True"):
+        cached(tgt, memory)
+    assert_same(original, CachedDecoder.from_torch(original), tgt, memory)
+
+
+def test_a_copy_of_a_cached_decoder_stands_for_itself():
+    original = torch_stack().eval()
+    twin = copy.deepcopy(CachedDecoder.from_torch(original))
+    tgt, memory = inputs(False)
+    expected = original(tgt, memory)
+    with torch.no_grad():
+        original.layers[0].self_attn.in_proj_weight.zero_()
+    assert torch.allclose(twin(tgt, memory), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")

@@ -49,6 +49,10 @@ class SelfAttentionCache(ABC):
     def nbytes(self) -> int:
         """Bytes allocated, used or not."""
 
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Moves or converts what is held."""
+        raise self._cannot("be moved or converted")
+
     def expand(self, beams: int, length: int) -> None:
         """Repeats every row `beams` times, neighbours first."""
         raise self._cannot("expand")
@@ -83,6 +87,10 @@ class CrossAttentionCache:
     def nbytes(self) -> int:
         """Bytes allocated."""
         return self.k.nbytes + self.v.nbytes
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Moves or converts K and V."""
+        self.k, self.v = self.k.to(device, dtype), self.v.to(device, dtype)
 
     def select(self, sentences: Tensor) -> None:
         """Keeps the sentences with these indices, in this order."""

@@ -92,6 +92,11 @@ class DecoderCache:
         return self.layers[0].cross_attn.k.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What K and V are held in."""
+        return self.layers[0].cross_attn.k.dtype
+
+    @property
     def lengths(self) -> Tensor:
         """Committed tokens in each row, `(rows,)`, int64, on the host."""
         return self._lengths.tensor().clone()
@@ -105,6 +110,27 @@ class DecoderCache:
     def nbytes(self) -> int:
         """Bytes allocated for K and V, self- and cross-attention, used or not."""
         return sum(layer.self_attn.nbytes + layer.cross_attn.nbytes for layer in self.layers)
+
+    def __repr__(self) -> str:
+        lengths = self._lengths
+        held = str(lengths.uniform) if lengths.ragged is None else f"{int(lengths.ragged.min())} to {lengths.longest}"
+        first = self.layers[0]
+        kinds = sorted({layer.self_attn.kind for layer in self.layers})
+        return (
+            f"{type(self).__name__}({' and '.join(kinds)}, {len(self.layers)} layers, {self.batch_size} sentences of "
+            f"{self.beams} beams, {held} tokens held, source of {first.cross_attn.k.shape[2]}, "
+            f"{str(self.dtype).removeprefix('torch.')} on {self.device}, {self.nbytes:,} bytes)"
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DecoderCache":
+        """This cache with K and V on another device or in another type; returns itself. An open step is forgotten."""
+        self.rollback()
+        for layer in self.layers:
+            layer.self_attn.to(device, dtype)
+            layer.cross_attn.to(device, dtype)
+        if self.source_visible is not None:
+            self.source_visible = self.source_visible.to(device)
+        return self
 
     def positions(self, T: int) -> Tensor:
         """Positions of the next T tokens, `(rows, T)`, int64: what a caller's own embedding has to look up.

@@ -55,6 +55,11 @@ class DenseCache(SelfAttentionCache):
             self._zero_until(visible)
         return self.k.narrow(2, 0, visible), self.v.narrow(2, 0, visible)
 
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Moves or converts both buffers."""
+        with torch.inference_mode(False):
+            self.k, self.v = self.k.to(device, dtype), self.v.to(device, dtype)
+
     def expand(self, beams: int, length: int) -> None:
         """Repeats every row `beams` times, neighbours first."""
         for name, old in (("k", self.k), ("v", self.v)):
