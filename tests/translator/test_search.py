@@ -1,6 +1,7 @@
 """Searches: against brute force, by hand on stub models, and the same with a cache and without."""
 
 import copy
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from translator.search import (
     sample,
     search,
 )
+from translator.search.sampling import Sampler, gumbel
 
 PAD, BOS, EOS, A, B, C = range(6)
 V = 6
@@ -103,7 +105,8 @@ def random_table(seed: int, spread: float = 2.0, never_ends: bool = False) -> Ta
 
     @cache
     def table(sentence: int, held: tuple[int, ...]) -> tuple[float, ...]:
-        generator = torch.Generator().manual_seed(hash((seed, sentence, held)) & (2**63 - 1))
+        digest = hashlib.blake2b(repr((seed, sentence, held)).encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         logits = torch.randn(V, generator=generator, dtype=torch.float64) * spread
         if never_ends:
             logits[EOS] = NEVER
@@ -318,7 +321,7 @@ def test_a_batch_gives_each_sentence_what_it_gets_alone(config):
     table, limits = random_table(7, spread=1.0), [2, 9, 5, 9, 1]
     together = run(table, config, limits)
     for sentence, limit in enumerate(limits):
-        alone = run(lambda _, held, s=sentence: table(s, held), config, [limit], keys=[sentence])
+        alone = run(lambda _, held, s=sentence: table(s, held), config, [limit], keys=[(sentence,)])
         assert_same(together[sentence], alone[0])
 
 
@@ -535,15 +538,88 @@ def test_a_key_draws_the_same_in_any_company_and_order():
     config = DecodeConfig(sampling=True, n_best=2)
 
     def drawn(order: list[int], limit: int) -> dict[int, list[list[int]]]:
-        found = run(lambda b, held: table(order[b], held), config, [limit] * len(order), keys=order)
+        found = run(lambda b, held: table(order[b], held), config, [limit] * len(order), keys=[(key,) for key in order])
         return dict(zip(order, tokens_of(found), strict=True))
 
     together = drawn([3, 0, 8, 5], 7)
     assert drawn([8, 5, 3, 0], 7) == together
     for key in together:
         assert drawn([key], 7)[key] == together[key]
-    mates = run(lambda b, held: table([3, 1][b], held), config, [7, 60], keys=[3, 1])
+    mates = run(lambda b, held: table([3, 1][b], held), config, [7, 60], keys=[(3,), (1,)])
     assert tokens_of(mates)[0] == together[3], "a longer mate changes nothing"
+
+
+def test_noise_is_the_same_on_every_machine_and_apart_for_all_that_it_depends_on():
+    tokens = torch.arange(4).expand(2, 4)
+    noise = gumbel(torch.tensor([5, -7]), 3, tokens)
+    expected = [
+        [1.3748689486679635, 0.39948857671149196, -0.8776381670796058, 0.2551384532217431],
+        [3.9650609355003814, 2.3927741882294704, 0.0643214128364173, 0.30497806145864076],
+    ]
+    assert noise.tolist() == [pytest.approx(row, abs=1e-12) for row in expected]
+    assert torch.equal(gumbel(torch.tensor([5, -7]), 3, tokens.flip(1)), noise.flip(1)), "a function of the token"
+    many = [noise, gumbel(torch.tensor([5, -7]), 4, tokens), gumbel(torch.tensor([6, 7]), 3, tokens)]
+    assert len(torch.cat(many).unique()) == 24
+
+    def seeds(seed: int, keys: list[tuple[int, ...]]) -> Tensor:
+        return Sampler(sentences([1] * len(keys), keys=keys), DecodeConfig(sampling=True, seed=seed), 3).seeds
+
+    apart = [seeds(seed, [(1, 0), (0, 1), (10,), (1,)]) for seed in (0, 1, -1, 2**70)]
+    assert len(torch.stack(apart).unique()) == 4 * 4 * 3
+    assert seeds(0, [(1, 0)]).tolist()[0][0] == 2333347468544467636
+
+
+def test_noise_has_the_distribution_it_should_have():
+    """Uniform once its own distribution function is applied, whether rows, steps or tokens are counted on."""
+    across_tokens = gumbel(torch.tensor([1]), 0, torch.arange(20_000).unsqueeze(0))
+    across_rows = gumbel(torch.arange(20_000), 0, torch.zeros(20_000, 1, dtype=torch.int64))
+    across_steps = torch.cat([gumbel(torch.tensor([1]), t, torch.zeros(1, 1, dtype=torch.int64)) for t in range(2000)])
+    for noise in (across_tokens, across_rows, across_steps):
+        uniform = (-(-noise.flatten()).exp()).exp()
+        counts = torch.histc(uniform, 20, 0, 1)
+        expected = len(uniform) / 20
+        assert float(((counts - expected) ** 2 / expected).sum()) < 45, "chi-square, 19 degrees of freedom: p < 0.001"
+        ordered = torch.stack([uniform[:-1], uniform[1:]])
+        assert abs(float(torch.corrcoef(ordered)[0, 1])) < 4 / len(uniform) ** 0.5
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5}, {"top_k": 500}, {"top_p": 0.9}], ids=str)
+def test_rounding_in_the_logits_moves_hardly_any_sampled_token(settings):
+    """A nearly flat distribution, where any cumulative sum or sorted order would pass the change on to most draws."""
+    generator = torch.Generator().manual_seed(3)
+    rows, vocabulary, noise = 2000, 1000, 1e-4
+    log_probs = (0.1 * torch.randn(rows, vocabulary, generator=generator)).log_softmax(1)
+    shaken = log_probs + noise * (2 * torch.rand(rows, vocabulary, generator=generator) - 1)
+    sampler = Sampler(sentences([1] * rows), DecodeConfig(sampling=True, **settings), 1)
+    before, after = (sampler(scores, list(range(rows)), 0) for scores in (log_probs, shaken))
+    # The best two of perturbed scores are apart by an exponential variable of mean `temperature`; truncation has its
+    # own near-ties, whose tokens are seldom the ones drawn.
+    assert int((before != after).sum()) <= 8
+    assert len(before.unique()) > vocabulary / 4
+
+
+@pytest.mark.parametrize("top_k", [0, 300])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_k):
+    """Rows whose nuclei are one token, some, and nearly all."""
+    generator = torch.Generator().manual_seed(5)
+    spread = torch.tensor([30.0, 8.0, 2.0, 0.1, 0.0001]).unsqueeze(1)
+    log_probs = (spread * torch.randn(5, 3000, generator=generator, dtype=torch.float64)).log_softmax(1)
+    sampler = Sampler(sentences([1] * 5), DecodeConfig(sampling=True, top_p=0.8, top_k=top_k), 1)
+    perturbed, tokens = sampler.perturbed(log_probs.clone(), list(range(5)), 0)
+    sizes = []
+    for row, (scores, ids) in enumerate(zip(perturbed, tokens, strict=True)):
+        kept = set(ids[scores > NEVER].tolist())
+        ((scores,), (ids,)) = sampler.perturbed(log_probs[row : row + 1].clone(), [row], 0)
+        assert set(ids[scores > NEVER].tolist()) == kept, "alone as together"
+        ranked = log_probs[row].sort(descending=True)
+        probs = (ranked.values[:top_k] if top_k else ranked.values).softmax(0).tolist()
+        wanted, mass = 0, 0.0
+        while mass < 0.8:
+            mass += probs[wanted]
+            wanted += 1
+        assert kept == set(ranked.indices[:wanted].tolist())
+        sizes.append(wanted)
+    assert sizes[0] == 1 and sizes == sorted(sizes) and sizes[-1] > (200 if top_k else 2000)
 
 
 # -- the model behind the step ----------------------------------------------------------------------------------------
@@ -602,12 +678,12 @@ def test_in_a_batch_as_alone(config, order):
     model = tiny_model()
     together = search(
         cached(model, [SOURCES[i] for i in order], config, "dynamic"),
-        of_model([LIMITS[i] for i in order], keys=order),
+        of_model([LIMITS[i] for i in order], keys=[(i,) for i in order]),
         config,
     )
     for index, found in zip(order, together, strict=True):
         stepper = cached(model, [SOURCES[index]], config, "dynamic")
-        (alone,) = search(stepper, of_model([LIMITS[index]], keys=[index]), config)
+        (alone,) = search(stepper, of_model([LIMITS[index]], keys=[(index,)]), config)
         assert_same(found, alone, tolerance=1e-4)
 
 

@@ -199,7 +199,7 @@ class Translator:
             eos_id=self.tokenizer.eos_id,
             pad_id=self.tokenizer.pad_id,
             prefixes=[piece.prefix for piece in pieces] if any(piece.prefix for piece in pieces) else (),
-            keys=[hash((first_line + piece.line, piece.place)) for piece in pieces],
+            keys=[(first_line + piece.line, piece.place) for piece in pieces],
         )
 
     def _joined(self, pieces: list[Piece]) -> list[Candidate]:

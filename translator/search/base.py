@@ -83,7 +83,7 @@ class Sentences:
     eos_id: int
     pad_id: int
     prefixes: Sequence[Sequence[int]] = ()
-    keys: Sequence[int] = ()
+    keys: Sequence[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.prefixes:
@@ -116,17 +116,24 @@ class Rules:
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """`log_probs` `(rows, V)` with -inf where a token may not follow `history` `(rows, t)`; changed in place."""
-        raw = log_probs.clone() if self.sentences.prefixes else log_probs
+        forced = self._forced(log_probs, history.shape[1])
         log_probs[:, [self.sentences.pad_id, self.sentences.bos_id]] = NEVER
         self._ban_repeats(log_probs, history)
-        t, beams = history.shape[1], log_probs.shape[0] // max(len(self.active), 1)
+        for rows, token, values in forced:
+            log_probs[rows] = NEVER
+            log_probs[rows, token] = values
+        return log_probs
+
+    def _forced(self, log_probs: Tensor, t: int) -> list[tuple[slice, int, Tensor]]:
+        """The rows whose prefix has a token at `t`, that token and its log-probability in each of them."""
+        forced = []
+        beams = log_probs.shape[0] // max(len(self.active), 1)
         for slot, index in enumerate(self.active if self.sentences.prefixes else ()):
             prefix = self.sentences.prefixes[index]
             if t < len(prefix):
                 rows = slice(slot * beams, (slot + 1) * beams)
-                log_probs[rows] = NEVER
-                log_probs[rows, prefix[t]] = raw[rows, prefix[t]]
-        return log_probs
+                forced.append((rows, prefix[t], log_probs[rows, prefix[t]].clone()))
+        return forced
 
     def _ban_repeats(self, log_probs: Tensor, history: Tensor) -> None:
         n, t = self.config.no_repeat_ngram_size, history.shape[1]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from translator.config import DecodeConfig
-from translator.search.base import NEVER, Hypothesis, Rules, Sentences, Stepper, next_log_probs, normalised
+from translator.search.base import Hypothesis, Rules, Sentences, Stepper, next_log_probs, normalised
+from translator.search.sampling import Sampler
 
 # (log-probabilities (rows, V), original index of each sentence in the grid, step) -> token ids (rows,)
 Choice = Callable[[Tensor, list[int], int], Tensor]
@@ -20,47 +21,12 @@ def greedy_search(stepper: Stepper, sentences: Sentences, config: DecodeConfig) 
 
 
 def sample(stepper: Stepper, sentences: Sentences, config: DecodeConfig) -> list[list[Hypothesis]]:
-    """`stepper.beams` samples of each sentence, best first: temperature, then top-k, then top-p (Holtzman et al. 2020).
+    """`stepper.beams` samples of each sentence, best first; see `Sampler`.
 
     The draws of a sentence depend on `config.seed` and its key alone, never on its batch mates. `log_prob` is the
     model's own, before temperature.
     """
     return _run(stepper, sentences, config, Sampler(sentences, config, stepper.beams))
-
-
-class Sampler:
-    """Chooses by one uniform number for each row and step."""
-
-    def __init__(self, sentences: Sentences, config: DecodeConfig, beams: int) -> None:
-        self.config = config
-        self.beams = beams
-        keys = sentences.keys or range(len(sentences.max_lengths))
-        longest = max(sentences.max_lengths, default=0)
-        self.uniform = torch.stack(
-            [
-                torch.rand(
-                    longest, generator=torch.Generator().manual_seed(hash((config.seed, key, beam)) & (2**63 - 1))
-                )
-                for key in keys
-                for beam in range(beams)
-            ]
-        ).view(len(sentences.max_lengths), beams, longest)
-
-    def __call__(self, log_probs: Tensor, active: list[int], t: int) -> Tensor:
-        """Token ids `(rows,)` for `log_probs` `(rows, V)`, -inf where forbidden."""
-        ranked, order = (log_probs / self.config.temperature).sort(dim=1, descending=True, stable=True)
-        if self.config.top_k:
-            ranked[:, self.config.top_k :] = NEVER
-        probs = ranked.softmax(dim=1)
-        before = probs.cumsum(dim=1) - probs
-        probs = probs.masked_fill(before >= self.config.top_p, 0)  # the first token always stays
-        total = probs.cumsum(dim=1)
-        threshold = self.uniform[active, :, t].reshape(-1, 1).to(total.dtype) * total[:, -1:]
-        # First place whose cumulative mass exceeds the number; rounding may leave none, then the last with any mass.
-        places = (total <= threshold).sum(dim=1).clamp(max=probs.shape[1] - 1)
-        # For a row that has ended, the rules may leave no token at all; it takes any.
-        last = ((probs > 0).sum(dim=1) - 1).clamp(min=0)
-        return order.gather(1, torch.minimum(places, last).unsqueeze(1)).squeeze(1)
 
 
 def greedy_steps(stepper: Stepper, sentences: Sentences, config: DecodeConfig) -> Iterator[Progress]:
@@ -90,10 +56,9 @@ def _steps(stepper: Stepper, sentences: Sentences, config: DecodeConfig, choose:
     log_prob = torch.zeros(B * K, dtype=torch.float64)
     ended = torch.zeros(B * K, dtype=torch.bool)
     while rules.active:
-        log_probs = next_log_probs(stepper, tokens)
-        raw = log_probs.clone()
-        tokens = choose(rules.apply(log_probs, history), rules.active, history.shape[1])
-        log_prob += raw.gather(1, tokens.unsqueeze(1)).squeeze(1).masked_fill_(ended, 0)
+        log_probs = rules.apply(next_log_probs(stepper, tokens), history)
+        tokens = choose(log_probs, rules.active, history.shape[1])
+        log_prob += log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1).masked_fill_(ended, 0)
         history = torch.cat([history, tokens.unsqueeze(1)], dim=1)
         t = history.shape[1]
         limits = torch.tensor(rules.limits()).repeat_interleave(K)
