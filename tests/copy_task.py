@@ -7,7 +7,7 @@ WORDS = ["red", "green", "blue", "one", "two", "cat", "dog", "bird", "sun", "moo
 
 RECIPE = """
 source_language = "en"
-target_language = "en"
+target_language = "en-x-copy"
 corpora = [["pairs.src", "pairs.tgt"]]
 output = "{run}"
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.batches import Encoded
-from train.corpus import EvalSet, Pair, Split, evaluation_set, load_corpora, simplify, split_pairs
+from train.corpus import EvalSet, Pair, Side, Split, evaluation_set, load_corpora, simplify, split_pairs
 from train.filters import account_lines, filter_pairs
 from train.recipe import Recipe
 from translator.errors import UserError
+from translator.languages import language
 from translator.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
@@ -52,9 +53,10 @@ def load_data(recipe: Recipe, base: Path, say: Say) -> Data:
 def _split(recipe: Recipe, base: Path) -> Split:
     def load(entries: Sequence[object]) -> list[Pair]:
         pairs = load_corpora(entries, recipe.source_language, recipe.target_language, base) if entries else []
-        for side, language in (("source", recipe.source_language), ("target", recipe.target_language)):
-            if recipe.simplify_chinese and language in ("zh", "zh-CN"):
-                pairs = simplify(pairs, side)  # type: ignore[arg-type]
+        sides: tuple[tuple[Side, str], ...] = (("source", recipe.source_language), ("target", recipe.target_language))
+        for side, code in sides:
+            if recipe.simplify_chinese and language(code).script == "Hans":
+                pairs = simplify(pairs, side)
         return pairs
 
     train = load(recipe.corpora) if recipe.corpora else load_corpora([], "", "", base)

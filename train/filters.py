@@ -14,7 +14,7 @@ import regex  # type: ignore[import-untyped]
 from train.sources import Pair
 from translator.config import STRICT
 from translator.errors import UserError
-from translator.languages import primary_language
+from translator.languages import language
 
 Account = list[tuple[str, int]]
 _Drops = Callable[[Pair], bool]
@@ -24,36 +24,6 @@ _CHARACTER_IS_WORD = regex.compile(r"[\p{Script=Han}\p{Script=Hiragana}\p{Script
 _SPACELESS_ALPHABET = regex.compile(r"[\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]{1,4}")
 # Below this many units, one word more or less makes any ratio.
 _RATIO_FROM = 10
-
-_SCRIPTS_OF_LANGUAGE = {
-    "zh": "Han",
-    "yue": "Han",
-    "ja": "Han Hiragana Katakana",
-    "ko": "Hangul",
-    **dict.fromkeys(["be", "bg", "kk", "ky", "mk", "mn", "ru", "tg", "tt", "uk"], "Cyrillic"),
-    **dict.fromkeys(["az", "bs", "sr", "uz"], "Cyrillic Latin"),
-    **dict.fromkeys(["ar", "fa", "ps", "sd", "ug", "ur"], "Arabic"),
-    **dict.fromkeys(["he", "yi"], "Hebrew"),
-    **dict.fromkeys(["hi", "mr", "ne", "sa"], "Devanagari"),
-    **dict.fromkeys(["am", "ti"], "Ethiopic"),
-    "as": "Bengali",
-    "bn": "Bengali",
-    "el": "Greek",
-    "gu": "Gujarati",
-    "hy": "Armenian",
-    "ka": "Georgian",
-    "km": "Khmer",
-    "kn": "Kannada",
-    "lo": "Lao",
-    "ml": "Malayalam",
-    "my": "Myanmar",
-    "or": "Oriya",
-    "pa": "Gurmukhi",
-    "si": "Sinhala",
-    "ta": "Tamil",
-    "te": "Telugu",
-    "th": "Thai",
-}
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
@@ -139,10 +109,10 @@ def _filters(
     ]
     script = config.target_script
     if script == "auto":
-        script = _SCRIPTS_OF_LANGUAGE.get(primary_language(target_language), "Latin")
+        script = " ".join(language(target_language).scripts) or "any"
     if script != "any":
         filters.append((f"target not in {script.replace(' ', '/')} script", _foreign(script)))
-    if config.drop_copies and primary_language(source_language) != primary_language(target_language):
+    if config.drop_copies and language(source_language).primary != language(target_language).primary:
         filters.append(("target copies source", lambda pair: _folded(pair.source) == _folded(pair.target)))
     filters.append(("sentence is in dev or test", _overlaps(held_out)))
     if config.drop_duplicates:

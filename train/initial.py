@@ -11,6 +11,7 @@ from train.report import Report
 from translator.checkpoint import Checkpoint, CheckpointConfig, read_checkpoint
 from translator.config import preset
 from translator.errors import UserError
+from translator.languages import language
 from translator.model import TranslationModel
 from translator.tokenizer import Tokenizer
 
@@ -38,7 +39,8 @@ def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:
     """
     checkpoint = read_checkpoint(folder)
     for key in ("source_language", "target_language"):
-        if getattr(recipe, key) != getattr(checkpoint.config, key):
+        wanted, given = (language(getattr(place, key)) for place in (recipe, checkpoint.config))
+        if (wanted.primary, wanted.script) != (given.primary, given.script):
             raise UserError(f"{key} is {getattr(recipe, key)!r} in the recipe and {getattr(checkpoint.config, key)!r} "
                             f"in {folder}")  # fmt: skip
     for key, value in recipe.model.overrides().items():

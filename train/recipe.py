@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from train.filters import FilterConfig
 from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse
 from translator.errors import UserError
+from translator.languages import LanguageCode
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
 
@@ -102,8 +103,8 @@ class EvaluationConfig:
 class Recipe:
     """A whole run."""
 
-    source_language: str
-    target_language: str
+    source_language: LanguageCode
+    target_language: LanguageCode
     corpora: list[Any]
     output: str
     seed: int = 1
@@ -115,6 +116,17 @@ class Recipe:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+
+    @model_validator(mode="after")
+    def _check_languages(self) -> "Recipe":
+        # Most often a slip. Who means it says which variety of the language is which.
+        if self.source_language == self.target_language:
+            code = self.source_language
+            raise ValueError(
+                f"source_language and target_language are both {code!r}; where they are varieties of one language, "
+                f'name them, e.g. target_language = "{code}-x-simple"'
+            )
+        return self
 
 
 def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, Path]:

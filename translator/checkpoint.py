@@ -17,6 +17,7 @@ from torch import Tensor
 
 from translator.config import STRICT, DecodeConfig, ModelConfig, from_json, to_json
 from translator.errors import UserError
+from translator.languages import LanguageCode
 from translator.model import TranslationModel
 from translator.textio import atomic_write_bytes
 from translator.tokenizer import Tokenizer
@@ -30,8 +31,8 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.mode
 class CheckpointConfig:
     """What `config.json` holds: languages, the model's shape, and how to decode by default."""
 
-    source_language: str
-    target_language: str
+    source_language: LanguageCode
+    target_language: LanguageCode
     model: ModelConfig
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     format: Literal[1] = 1

@@ -7,10 +7,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 
 from translator.errors import UserError
-from translator.languages import primary_language
-
-# Chinese and Japanese have no spaces between words: the default tokenizer would take a sentence for one word.
-_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+from translator.languages import language as language_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +21,15 @@ class Scores:
 
 
 def bleu_tokenizer(language: str) -> str:
-    """sacreBLEU's tokenizer for a target language (an ISO code such as `zh` or `pt-BR`)."""
-    return _TOKENIZERS.get(primary_language(language), "13a")
+    """sacreBLEU's tokenizer for a target language, by its code; raises `UserError` for an unknown one."""
+    return language_of(language).bleu_tokenizer
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str) -> Scores:
     """BLEU and chrF of `hypotheses` against each one's `references`, at least one of them.
 
-    Raises `UserError` when the counts differ, a sentence has no reference or there is nothing to score.
+    Raises `UserError` when the counts differ, a sentence has no reference, there is nothing to score or the language's
+    code is unknown.
     """
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} hypotheses and {len(references)} references: there must be as many of each")

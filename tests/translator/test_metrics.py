@@ -27,7 +27,15 @@ def test_a_chinese_line_is_more_than_one_word():
 
 @pytest.mark.parametrize(
     ("language", "tokenizer"),
-    [("zh", "zh"), ("ZH_Hans", "zh"), ("ja", "char"), ("th", "char"), ("en", "13a"), ("pt-BR", "13a"), ("", "13a")],
+    [
+        ("zh", "zh"),
+        ("ZH_Hans", "zh"),
+        ("ja", "char"),
+        ("th", "char"),
+        ("en", "13a"),
+        ("pt-BR", "13a"),
+        ("zho_Hans", "zh"),
+    ],
 )
 def test_the_tokenizer_follows_the_language(language, tokenizer):
     assert bleu_tokenizer(language) == tokenizer

@@ -12,7 +12,7 @@ import pydantic
 from train.sources.base import Corpus, Pair
 from translator.config import STRICT
 from translator.errors import UserError
-from translator.languages import primary_language
+from translator.languages import language
 from translator.textio import iter_file
 
 
@@ -41,7 +41,7 @@ class PackageCorpus(Corpus):
         Raises:
             UserError: the package is not installed, or the languages are not English and Chinese.
         """
-        languages = [primary_language(source_language), primary_language(target_language)]
+        languages = [language(source_language).primary, language(target_language).primary]
         if sorted(languages) != ["en", "zh"]:
             raise UserError(
                 f"corpora: package:{self.package} holds English and Chinese (en, zh), "

@@ -5,12 +5,9 @@ import dataclasses
 from sentencex import segment
 
 from translator.errors import UserError
-from translator.languages import primary_language
+from translator.languages import language as language_of
 from translator.search import Hypothesis
 from translator.tokenizer import Tokenizer
-
-# Written without spaces between sentences.
-_UNSPACED = {"zh", "ja", "th", "lo", "km", "my", "yue"}
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,8 +23,8 @@ class Piece:
 
 
 def split_sentences(text: str, language: str) -> list[str]:
-    """The sentences of `text`, stripped, none blank; rules of `language` (an ISO code such as `en` or `zh-CN`)."""
-    sentences = (sentence.strip() for sentence in segment(primary_language(language), text))
+    """The sentences of `text`, stripped, none blank; rules of `language`, a code."""
+    sentences = (sentence.strip() for sentence in segment(language_of(language).primary, text))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -38,7 +35,7 @@ def join_sentences(sentences: list[str], language: str) -> str:
 
 def sentence_gap(language: str) -> str:
     """What stands between two sentences of running text."""
-    return "" if primary_language(language) in _UNSPACED else " "
+    return " " if language_of(language).spaced else ""
 
 
 def fitted(tokenizer: Tokenizer, sentence: str, limit: int) -> tuple[str, list[int], int]:
