@@ -18,7 +18,7 @@ import torch
 
 from train.data import load_data
 from train.recipe import read_recipe
-from train.state import load_counters
+from train.state import read_saved
 from translator.checkpoint import DEFAULT_CHECKPOINT, WEIGHTS, read_checkpoint, replaced_folder, write_checkpoint
 from translator.diagnostics.latency_report import machine_facts
 from translator.metrics import corpus_scores
@@ -34,7 +34,7 @@ CARD = ROOT / "scripts" / "model_card.md"
 def main(run: Path, recipe_name: str = "small") -> None:
     """Converts, scores, writes."""
     recipe, base = read_recipe(recipe_name)
-    counters = load_counters(run / "best")
+    counters = read_saved(run / "best").counters
     checkpoint = read_checkpoint(run / "best")
     half = {name: tensor.half() for name, tensor in checkpoint.model.state_dict().items()}
     shutil.rmtree(DEFAULT_CHECKPOINT, ignore_errors=True)
@@ -46,7 +46,7 @@ def main(run: Path, recipe_name: str = "small") -> None:
         "recipe": recipe_name,
         "step": counters.step,
         "steps": recipe.training.max_steps,
-        "hours": load_counters(run / "last").seconds / 3600,
+        "hours": read_saved(run / "last").counters.seconds / 3600,
         "pairs": len(data.train),
         "sentences": len(data.test.sources),
         "megabytes": (DEFAULT_CHECKPOINT / WEIGHTS).stat().st_size / 1e6,

@@ -2,36 +2,39 @@
 
 import copy
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
 from train.batches import Batch, collate, plan_epoch
 from train.data import Data, encode_pairs, fits
 from train.evaluate import Validation, translate_set, validate
+from train.folder import RunFolder
 from train.loss import smoothed_cross_entropy
 from train.recipe import Recipe
-from train.report import Report
+from train.report import Report, duration
 from train.schedule import learning_rate
-from train.state import Counters, load_counters, load_state, point, save_state, sweep
-from translator.checkpoint import Checkpoint, load_weights, read_tensors
+from train.state import Counters, Saved, load_state, write_state
+from translator.checkpoint import Checkpoint
 from translator.errors import UserError
 from translator.metrics import Scores, corpus_scores
+
+# A closed terminal, Ctrl-C, a scheduler: each saves first. `nohup` asks for the first to be ignored, and it is.
+_STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_AGAIN = 1.0  # seconds after which another Ctrl-C is a second one and not the echo of the first
 
 
 class Trainer:
     """One run in one folder."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, checkpoint: Checkpoint, run: Path, report: Report, device: torch.device
+        self, recipe: Recipe, data: Data, checkpoint: Checkpoint, run: RunFolder, report: Report, device: torch.device
     ) -> None:
-        self.recipe, self.settings, self.data, self.run_folder = recipe, recipe.training, data, run
+        self.recipe, self.settings, self.data, self.run = recipe, recipe.training, data, run
         self.report, self.device = report, device
         self.model = checkpoint.model.to(device)
         averaged = copy.deepcopy(self.model) if self.settings.average_decay else self.model
@@ -57,28 +60,30 @@ class Trainer:
         self.bfloat16 = uses_bfloat16(self.settings.precision, device)
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
+        self.stopped_at = 0.0
+        self.validation_seconds = 0.0
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
-    def resume(self) -> None:
-        """Goes back to `run/last`; raises `UserError` when it is broken or the training text has changed."""
-        folder = self.run_folder / "last"
-        counters = load_counters(folder)
-        if counters.fingerprint != self.counters.fingerprint:
-            raise UserError(f"{folder}: the training text has changed since this was saved; start a new run instead")
-        load_weights(self.averaged.model, read_tensors(folder / "model.safetensors"), folder / "model.safetensors")
-        load_state(folder, self.model, self.optimizer)
+    def resume(self, counters: Counters) -> None:
+        """Goes back to `run/last`, whose counters are given; raises `UserError` when it is broken.
+
+        Text and recipe were compared before.
+        """
+        load_state(self.run.last, self.model, self.optimizer, counters.step)
         self.counters = counters
-        self.report.resume(counters.step)
-        self.report.say(f"resumed after step {counters.step:,}")
 
     def train(self) -> signal.Signals | None:
-        """Trains until the last step, until nothing improves, or until SIGINT or SIGTERM, which it returns."""
-        handlers = {number: signal.signal(number, self._ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Trains until the last step, until nothing improves, or until a signal of `_STOPPING`, which it returns.
+
+        Raises `UserError` at the first loss or gradient that isn't finite; the last saved step stays as it is.
+        """
+        caught = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._ask_to_stop) for number in caught}
         try:
             while self.counters.step < self.settings.max_steps and not self._is_stale():
-                for batches in self._epoch():
-                    self._step(batches)
+                for epoch, batches in self._epoch():
+                    self._step(epoch, batches)
                     if self.stopped_by or self.counters.step >= self.settings.max_steps or self._is_stale():
                         break
                 if self.stopped_by:
@@ -90,29 +95,37 @@ class Trainer:
         return self.stopped_by
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self.stopped_by = signal.Signals(number)
+        now = time.monotonic()
+        if self.stopped_by and number == signal.SIGINT and now - self.stopped_at > _AGAIN:
+            raise KeyboardInterrupt  # somebody doesn't want to wait; a save that is cut off harms nothing
+        if self.stopped_by is None:
+            self.stopped_by, self.stopped_at = signal.Signals(number), now
 
     def _is_stale(self) -> bool:
         return 0 < self.recipe.evaluation.patience <= self.counters.stale_validations
 
     # -- one epoch, one step -----------------------------------------------------------------------------------------
 
-    def _epoch(self) -> Iterator[list[Batch]]:
-        """The rest of the current epoch, `accumulate` batches at a time; the counters always name the next batch."""
-        counters, tokenizer = self.counters, self.averaged.tokenizer
-        seed = self.recipe.seed * 1_000_003 + counters.epoch
+    def _epoch(self) -> Iterator[tuple[int, list[Batch]]]:
+        """The rest of the current epoch: its number and `accumulate` batches at a time; the counters always name the
+        next batch."""
+        counters, tokenizer, epoch = self.counters, self.averaged.tokenizer, self.counters.epoch
+        seed = self.recipe.seed * 1_000_003 + epoch - 1
         alpha = self.recipe.tokenizer.sampling_alpha
         encoded = encode_pairs(self.pairs, tokenizer, alpha, seed, self.max_tokens)
-        plan = plan_epoch(encoded, self.settings.batch_tokens, self.recipe.seed, counters.epoch)
+        plan = plan_epoch(encoded, self.settings.batch_tokens, self.recipe.seed, epoch - 1)
+        if counters.position >= len(plan):
+            raise UserError(f"{self.run.last}: counters.position = {counters.position}, but epoch {epoch} has only "
+                            f"{len(plan)} batches")  # fmt: skip
         while counters.position < len(plan):
             chosen = plan[counters.position : counters.position + self.settings.accumulate]
             counters.position += len(chosen)
             if counters.position >= len(plan):
-                counters.epoch, counters.position, plan = counters.epoch + 1, 0, []
+                counters.epoch, counters.position, plan = epoch + 1, 0, []
             ids = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
-            yield [collate(encoded, indices, *ids).to(self.device) for indices in chosen]
+            yield epoch, [collate(encoded, indices, *ids).to(self.device) for indices in chosen]
 
-    def _step(self, batches: list[Batch]) -> None:
+    def _step(self, epoch: int, batches: list[Batch]) -> None:
         began = time.perf_counter()
         counters, settings = self.counters, self.settings
         counters.step += 1
@@ -122,7 +135,9 @@ class Trainer:
             group["lr"] = rate
         self.model.train()
         loss = sum(self._backward(batch, tokens) for batch in batches)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm))
+        self._check_finite(loss, "the loss")
+        self._check_finite(norm, "the gradient")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._average()
@@ -133,11 +148,24 @@ class Trainer:
         counters.seconds += took
         counters.logged_seconds += took
         counters.logged_steps += 1
-        self._tell(rate, float(norm))
+        self._tell(epoch, rate, norm)
         if counters.step % self.recipe.evaluation.every == 0 or counters.step == settings.max_steps:
             self._validate()
         elif counters.step % settings.save_every == 0:
             self._save()
+
+    def _check_finite(self, value: float, what: str) -> None:
+        """Stops the run where `value` isn't finite: one more step would put it into every weight."""
+        if math.isfinite(value):
+            return
+        step = self.counters.step
+        self.report.record("stop", step, reason=f"{what} is not finite")
+        kept = f"{self.run.last} keeps the last saved step" if self.run.last.exists() else "no step was saved before"
+        raise UserError(
+            f"step {step}: {what} is {value}, which is not a finite number; {kept}. Begin again with a lower "
+            f"training.learning_rate than {self.settings.learning_rate:g} or a longer training.warmup_steps than "
+            f"{self.settings.warmup_steps}"
+        )
 
     def _backward(self, batch: Batch, tokens: int) -> float:
         """Adds the gradients of one batch, each target token weighing 1 / `tokens`; returns its share of the loss."""
@@ -161,20 +189,25 @@ class Trainer:
 
     # -- what is told, kept and saved --------------------------------------------------------------------------------
 
-    def _tell(self, rate: float, norm: float) -> None:
+    def _tell(self, epoch: int, rate: float, norm: float) -> None:
         counters, total = self.counters, self.settings.max_steps
         # One batch holds sentences of one length, so its loss alone would say more about them than about the model.
         loss = counters.logged_loss / counters.logged_tokens
         speed = counters.logged_tokens / max(counters.logged_seconds, 1e-9)
-        self.report.advance(counters.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s")
+        line = (
+            f"step {counters.step:,}/{total:,}  epoch {epoch}  loss {loss:.3f}  rate {rate:.2e}  {speed:,.0f} tokens/s"
+        )
+        if counters.step < total:
+            line += f"  {duration(self._seconds_left())} left"
+        self.report.advance(counters.step, f"loss {loss:.3f}  {speed:,.0f} tokens/s", line)
         if counters.step % self.settings.log_every and counters.step != total:
             return
-        left = counters.logged_seconds / counters.logged_steps * (total - counters.step)
-        self.report.figures(
+        self.report.heard()
+        self.report.record(
+            "step",
             counters.step,
-            f"step {counters.step:,}/{total:,}  epoch {counters.epoch + 1}  loss {loss:.3f}  rate {rate:.2e}  "
-            f"{speed:,.0f} tokens/s  {left / 60:.0f} min left",
-            epoch=counters.epoch,
+            line,
+            epoch=epoch,
             loss=loss,
             learning_rate=rate,
             gradient_norm=norm,
@@ -185,27 +218,39 @@ class Trainer:
         counters.logged_loss, counters.logged_tokens = 0.0, 0
         counters.logged_steps, counters.logged_seconds = 0, 0.0
 
+    def _seconds_left(self) -> float:
+        """Of the whole run, validations included as soon as one was timed."""
+        counters, total, every = self.counters, self.settings.max_steps, self.recipe.evaluation.every
+        steps = counters.logged_seconds / max(counters.logged_steps, 1) * (total - counters.step)
+        return steps + self.validation_seconds * (math.ceil(total / every) - counters.step // every)
+
     def _validate(self) -> None:
         counters, wanted = self.counters, self.recipe.evaluation
         improved = True
         if self.dev is not None:
+            began = time.perf_counter()
             greedy = dataclasses.replace(self.recipe.decode, beam_size=wanted.beam_size, n_best=1)
             result = validate(
                 self.averaged, self.dev, self.data.dev, wanted.sentences, greedy, self.settings.batch_tokens
             )
+            self.validation_seconds = time.perf_counter() - began
+            self._check_finite(result.loss, "the loss on the dev part")
             metric = result.metric(wanted.metric)
             improved = counters.best is None or metric > counters.best
             counters.stale_validations = 0 if improved else counters.stale_validations + 1
             self._tell_validation(result, improved)
             if improved:
-                counters.best = metric
+                counters.best, counters.best_metric = metric, wanted.metric
         if improved:
             counters.best_step = counters.step
         self._save()
 
     def _tell_validation(self, result: Validation, improved: bool) -> None:
-        scores = result.scores
-        self.report.figures(
+        scores, dev = result.scores, self.data.dev
+        samples = list(zip(dev.sources, result.hypotheses, dev.references, strict=False))
+        samples = samples[: self.recipe.evaluation.samples]
+        self.report.record(
+            "validation",
             self.counters.step,
             f"  dev: loss {result.loss:.3f}  BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}" + "  best" * improved,
             dev_loss=result.loss,
@@ -213,21 +258,23 @@ class Trainer:
             dev_chrf=scores.chrf,
             bleu_signature=scores.bleu_signature,
             chrf_signature=scores.chrf_signature,
+            metric=self.recipe.evaluation.metric,
+            best=improved,
+            samples=[{"source": source, "translation": text, "references": right} for source, text, right in samples],
         )
-        for source, text in list(zip(self.data.dev.sources, result.hypotheses, strict=False))[
-            : self.recipe.evaluation.samples
-        ]:
+        for source, text, _ in samples:
             self.report.say(f"    {source}\n      → {text}")
 
     def _save(self) -> None:
-        recipe: dict[str, Any] = TypeAdapter(Recipe).dump_python(self.recipe, mode="json")
-        folder = save_state(
-            self.run_folder, self.averaged, self.model.state_dict(), self.optimizer, self.counters, recipe
-        )
-        point(self.run_folder / "last", folder)
-        if self.counters.best_step == self.counters.step or not (self.run_folder / "best").exists():
-            point(self.run_folder / "best", folder)
-        sweep(self.run_folder)
+        for name, tensor in self.averaged.model.named_parameters():
+            # A last step can still overflow; what is saved must be something to go on from.
+            if not torch.isfinite(tensor).all():
+                self._check_finite(math.nan, f"the weight {name!r}")
+        saved = Saved(run=self.run.identity.run, counters=dataclasses.replace(self.counters), recipe=self.recipe)
+        with self.run.replacing("last") as folder:
+            write_state(folder, self.averaged, self.model.state_dict(), self.optimizer, saved)
+        if self.counters.best_step == self.counters.step or not self.run.best.exists():
+            self.run.keep_best()
 
 
 def uses_bfloat16(precision: str, device: torch.device) -> bool:
@@ -240,7 +287,7 @@ def uses_bfloat16(precision: str, device: torch.device) -> bool:
     return device.type == "cpu" and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
-def test_scores(checkpoint: Checkpoint, data: Data, recipe: Recipe) -> Scores:
-    """BLEU and chrF on the test part, decoded as the recipe says."""
-    hypotheses = translate_set(checkpoint, data.test.sources, recipe.decode)
-    return corpus_scores(hypotheses, data.test.references, recipe.target_language)
+def test_scores(checkpoint: Checkpoint, data: Data) -> Scores:
+    """BLEU and chrF on the test part, decoded as the checkpoint's own settings say."""
+    hypotheses = translate_set(checkpoint, data.test.sources, checkpoint.config.decode)
+    return corpus_scores(hypotheses, data.test.references, checkpoint.config.target_language)

@@ -1,17 +1,24 @@
 """`translator train`: a recipe to a trained model in a folder."""
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
-from train.data import load_data
+from train.data import Data, load_data
+from train.folder import TEST, RunFolder
 from train.initial import initial_checkpoint, new_checkpoint
 from train.loop import Trainer, test_scores
-from train.recipe import read_recipe
+from train.recipe import Recipe, read_recipe
 from train.report import Report
-from translator.checkpoint import read_checkpoint
+from train.resume import Changes, changed_settings, described, judged_otherwise, text_changes
+from train.state import Saved, read_saved
+from translator.checkpoint import CONFIG, Checkpoint, CheckpointConfig, read_checkpoint
+from translator.config import from_json, to_json
 from translator.device import usable_device
 from translator.errors import UserError
 from translator.textio import atomic_write_bytes
@@ -28,49 +35,122 @@ def run_recipe(
     """Trains what the recipe describes, into the folder it names; returns the signal that stopped it early, if one did.
 
     `resume` goes on from the folder's last saved step; `init_from` starts from another checkpoint's weights and
-    tokenizer. Raises `UserError` for a bad recipe, unusable text, a folder that already holds a run, a full disk.
+    tokenizer. Raises `UserError` for a bad recipe, unusable text, a folder that holds something else or a run already,
+    a training that diverges, a full disk.
     """
     recipe, base = read_recipe(name, settings)
     where = usable_device(device)
-    folder = Path(recipe.output)
-    if (folder / "last").exists() and not resume:
-        raise UserError(f"{folder}: holds a run already; go on with --resume, or name another with --set output=…")
-    if resume and not (folder / "last").exists():
-        raise UserError(f"{folder}: nothing to resume, there is no saved step")
     if resume and init_from is not None:
         raise UserError("--init-from: a resumed run goes on from its own weights; leave one of the two out")
     if init_from is not None:
         initial_checkpoint(init_from, recipe)  # before any text is read: a slip shows at once
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
-    report = Report(folder, recipe.training.max_steps)
+    with RunFolder(Path(recipe.output), resume=resume) as folder:
+        report = Report(folder.path, recipe.training.max_steps)
+        if resume:
+            trainer = _resumed(recipe, base, folder, report, where)
+        else:
+            trainer = _begun(recipe, base, folder, report, where, init_from)
+        with report:
+            stopped_by = trainer.train()
+        if stopped_by:
+            step = trainer.counters.step
+            report.record("stop", step, reason=stopped_by.name)
+            report.say(f"stopped by {stopped_by.name} after step {step:,}; --resume goes on from there")
+            return stopped_by
+        _finish(folder, trainer, report)
+    return None
+
+
+def _begun(
+    recipe: Recipe, base: Path, folder: RunFolder, report: Report, device: torch.device, init_from: Path | None
+) -> Trainer:
+    """A run at step 0."""
     data = load_data(recipe, base, report.say)
-    if resume:
-        checkpoint = read_checkpoint(folder / "last")
-    elif init_from is not None:
+    if init_from is not None:
         checkpoint = initial_checkpoint(init_from, recipe)
         report.say(f"fine-tuning the weights of {init_from}, with its tokenizer")
     else:
         checkpoint = new_checkpoint(recipe, data, report)
     torch.manual_seed(recipe.seed)
-    trainer = Trainer(recipe, data, checkpoint, folder, report, where)
-    if resume:
-        trainer.resume()
-    with report:
-        stopped_by = trainer.train()
-    if stopped_by:
-        report.say(f"stopped by {stopped_by.name} after step {trainer.counters.step:,}; --resume goes on from there")
-        return stopped_by
-    _finish(folder, trainer, report)
-    return None
+    trainer = Trainer(recipe, data, _decoding(checkpoint, recipe), folder, report, device)
+    report.record("start", 0, **_facts(trainer), init_from=str(init_from) if init_from else None)
+    return trainer
 
 
-def _finish(folder: Path, trainer: Trainer, report: Report) -> None:
+def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, device: torch.device) -> Trainer:
+    """The run in `folder`, at its last saved step, with what may change as `recipe` has it."""
+    saved = read_saved(folder.last)
+    counters = dataclasses.replace(saved.counters)
+    changes = changed_settings(saved.recipe, recipe, counters.step)
+    data = load_data(recipe, base, report.say)
+    _same_text(folder, saved, data, changes)
+    checkpoint = _decoding(read_checkpoint(folder.last), recipe)
+    trainer = Trainer(recipe, data, checkpoint, folder, report, device)
+    trainer.resume(counters)  # from here on nothing may draw a random number: the first step's dropout comes next
+    report.resume(counters.step)
+    report.say(f"resumed after step {counters.step:,}")
+    if changes:
+        report.say(f"changed: {described(changes)}")
+    metric, reason = recipe.evaluation.metric, ""
+    if counters.best is not None and (counters.best_metric != metric or judged_otherwise(changes, metric)):
+        reason = f"the {metric} of this recipe can't be compared with its {counters.best_metric}"
+    elif counters.best is not None and not folder.best.exists() and counters.best_step != counters.step:
+        reason = f"{folder.best} is gone"
+    if reason:
+        report.say(f"best starts anew, it was step {counters.best_step:,}: {reason}")
+        counters.best, counters.best_metric, counters.stale_validations = None, None, 0
+    _settle_best(folder, counters.step, counters.best_step, checkpoint)
+    report.record("resume", counters.step, changes={key: list(pair) for key, pair in changes.items()},
+                  **_facts(trainer))  # fmt: skip
+    return trainer
+
+
+def _same_text(folder: RunFolder, saved: Saved, data: Data, changes: Changes) -> None:
+    if data.fingerprint() != saved.counters.fingerprint:
+        why = text_changes(changes)
+        raise UserError(
+            f"{folder.last}: the training text has changed since this was saved"
+            + (f" ({described(why)})" if why else "")
+            + "; start a new run instead, with --init-from to go on from these weights"
+        )
+
+
+def _settle_best(folder: RunFolder, step: int, best_step: int, checkpoint: Checkpoint) -> None:
+    """Brings `best` up to date after a kill between the two saves, and gives it the recipe's search settings."""
+    if not folder.best.exists() or (best_step == step and read_saved(folder.best).counters.step != step):
+        folder.keep_best()
+    config = dataclasses.replace(from_json(CheckpointConfig, folder.best / CONFIG), decode=checkpoint.config.decode)
+    atomic_write_bytes(folder.best / CONFIG, to_json(config).encode())
+
+
+def _decoding(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The checkpoint with the recipe's search settings: those it is scored with are those it is saved with."""
+    config = dataclasses.replace(checkpoint.config, decode=recipe.decode)
+    return Checkpoint(checkpoint.model, checkpoint.tokenizer, config)
+
+
+def _facts(trainer: Trainer) -> dict[str, Any]:
+    """What a log's first record says of a run: how it was set up, and where it runs."""
+    recipe: dict[str, Any] = TypeAdapter(Recipe).dump_python(trainer.recipe, mode="json")
+    return {
+        "run": trainer.run.identity.run,
+        "recipe": recipe,
+        "model": dataclasses.asdict(trainer.averaged.config.model),
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "pairs": len(trainer.pairs),
+        "dev_sentences": len(trainer.data.dev.sources),
+        "test_sentences": len(trainer.data.test.sources),
+        "device": str(trainer.device),
+        "threads": torch.get_num_threads(),
+        "bfloat16": trainer.bfloat16,
+        "torch": torch.__version__,
+    }
+
+
+def _finish(folder: RunFolder, trainer: Trainer, report: Report) -> None:
     """Scores the best checkpoint on the test part and says where everything is."""
     if trainer.data.test.sources:
-        scores = test_scores(read_checkpoint(folder / "best", trainer.device), trainer.data, trainer.recipe)
+        scores = test_scores(read_checkpoint(folder.best, trainer.device), trainer.data)
         figures = {
             "bleu": scores.bleu,
             "chrf": scores.chrf,
@@ -80,6 +160,7 @@ def _finish(folder: Path, trainer: Trainer, report: Report) -> None:
             "step": trainer.counters.best_step,
             "hours": round(trainer.counters.seconds / 3600, 2),
         }
-        atomic_write_bytes(folder / "test.json", (json.dumps(figures, indent=2) + "\n").encode())
-        report.say(f"test: BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}  ({scores.bleu_signature})")
-    report.say(f"done: {folder / 'best'} holds the best model, {folder / 'last'} the last")
+        atomic_write_bytes(folder.path / TEST, (json.dumps(figures, indent=2) + "\n").encode())
+        line = f"test: BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}  ({scores.bleu_signature})"
+        report.record("test", trainer.counters.step, line, **{f"test_{key}": value for key, value in figures.items()})
+    report.say(f"done: {folder.best} holds the best model, {folder.last} the last")

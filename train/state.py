@@ -1,120 +1,170 @@
 """What a run needs to go on exactly where it stopped, as safetensors and JSON beside the model."""
 
-import dataclasses
-import json
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from translator.checkpoint import Checkpoint, read_tensors, replaced_folder, write_checkpoint, write_tensors
+from train.recipe import Recipe
+from translator.checkpoint import Checkpoint, write_checkpoint, write_tensors
+from translator.config import STRICT, from_json, to_json
 from translator.errors import UserError
 from translator.textio import atomic_write_bytes
 
 STATE, COUNTERS = "training.safetensors", "training.json"
+_MOST = 10**15  # of anything counted; beyond it sums in floats are no longer exact
 
 
-@dataclasses.dataclass(slots=True)
+_Count = Annotated[int, Field(ge=0, le=_MOST, strict=True)]
+_Amount = Annotated[float, Field(ge=0, le=_MOST, strict=True)]
+
+
+@dataclass(config=STRICT, slots=True)
 class Counters:
-    """Where a run stands. `position` is the next batch of epoch `epoch`; times are seconds of training; `logged_…` add
-    up since the last line of the log."""
+    """Where a run stands. `position` is the next batch of epoch `epoch`, which counts from 1; times are seconds of
+    training; `logged_…` add up since the last line of the log; `best` is the best value of `best_metric` so far, turned
+    so that more is better, and `best_step` the step it was found at."""
 
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
-    logged_loss: float = 0.0
-    logged_tokens: int = 0
-    logged_steps: int = 0
-    logged_seconds: float = 0.0
-    best: float | None = None
-    best_step: int = 0
-    stale_validations: int = 0
-    fingerprint: str = ""
+    step: _Count = 0
+    epoch: Annotated[_Count, Field(ge=1)] = 1
+    position: _Count = 0
+    target_tokens: _Count = 0
+    seconds: _Amount = 0.0
+    logged_loss: Annotated[float, Field(ge=-1, le=_MOST, strict=True)] = 0.0  # rounding may end just below 0
+    logged_tokens: _Count = 0
+    logged_steps: _Count = 0
+    logged_seconds: _Amount = 0.0
+    best: Annotated[float, Field(strict=True)] | None = None
+    best_metric: Literal["bleu", "chrf", "loss"] | None = None
+    best_step: _Count = 0
+    stale_validations: _Count = 0
+    fingerprint: Annotated[str, Field(max_length=64)] = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Counters":
+        for name, most in (("epoch", self.step + 1), ("best_step", self.step), ("logged_steps", self.step),
+                           ("stale_validations", self.step), ("logged_tokens", self.target_tokens)):  # fmt: skip
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} = {getattr(self, name)} cannot be: the run is at step {self.step}")
+        if (self.best is None) != (self.best_metric is None):
+            raise ValueError("best and best_metric go together, one of them is missing")
+        return self
 
 
-def save_state(
-    run: Path,
-    checkpoint: Checkpoint,
-    weights: dict[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    counters: Counters,
-    recipe: dict[str, Any],
-) -> Path:
-    """Writes `run/step-N` as a checkpoint anyone can translate with, plus the training state; returns the folder.
+@dataclass(config=STRICT, frozen=True, kw_only=True)
+class Saved:
+    """What `training.json` holds: the run that wrote it, where it stood, and the recipe it followed."""
 
-    `checkpoint.model` holds the averaged weights, `weights` the ones being trained. Nothing appears under the final
-    name before all of it is on disk. Raises `UserError` on a full disk.
+    run: str
+    counters: Counters
+    recipe: Recipe
+    format: Literal[2] = 2
+
+
+def write_state(
+    folder: Path, checkpoint: Checkpoint, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer, saved: Saved
+) -> None:
+    """Writes a checkpoint anyone can translate with, plus the training state, into an existing folder.
+
+    `checkpoint.model` holds the averaged weights, `weights` the ones being trained. Raises `UserError` on a full disk.
     """
-    folder = run / f"step-{counters.step:08d}"
-    if not folder.exists():
-        with replaced_folder(folder) as unfinished:
-            write_checkpoint(unfinished, checkpoint)
-            tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-            tensors |= _optimizer_tensors(optimizer)
-            tensors["rng.cpu"] = torch.get_rng_state()
-            if torch.cuda.is_available():
-                tensors["rng.cuda"] = torch.cuda.get_rng_state()
-            write_tensors(unfinished / STATE, tensors)
-            text = json.dumps({"counters": dataclasses.asdict(counters), "recipe": recipe}, indent=2)
-            atomic_write_bytes(unfinished / COUNTERS, text.encode())
-    return folder
+    write_checkpoint(folder, checkpoint)
+    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    write_tensors(folder / STATE, tensors)
+    atomic_write_bytes(folder / COUNTERS, to_json(saved).encode())
 
 
-def point(link: Path, folder: Path) -> None:
-    """Makes `link` (`last`, `best`) lead to `folder`, in one step."""
-    fresh = link.with_name(f".{link.name}.new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(folder.name)
-    fresh.replace(link)
+def read_saved(folder: Path) -> Saved:
+    """The counters and recipe of a saved step; raises `UserError` that names the field when they are missing or broken.
+
+    Tensors and data are not looked at: `load_state` and the trainer compare those.
+    """
+    if not (folder / COUNTERS).exists():
+        raise UserError(f"{folder}: there is no training state to resume from, {COUNTERS} is missing")
+    return from_json(Saved, folder / COUNTERS)
 
 
-def sweep(run: Path) -> None:
-    """Deletes saved steps that neither `last` nor `best` leads to, and leftovers of interrupted writes."""
-    kept = {link.resolve() for link in (run / "last", run / "best")}
-    for folder in [*run.glob("step-*"), *run.glob(".step-*.unfinished")]:
-        if folder.resolve() not in kept:
-            shutil.rmtree(folder, ignore_errors=True)
+def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Puts weights, optimiser and random state back as they were when `folder` was saved after `step` steps.
 
-
-def load_counters(folder: Path) -> Counters:
-    """The counters of a saved step; raises `UserError` when there is no training state or it is broken."""
-    path = folder / COUNTERS
-    try:
-        return TypeAdapter(Counters).validate_python(json.loads(path.read_text(encoding="utf-8"))["counters"])
-    except FileNotFoundError:
-        raise UserError(f"{folder}: there is no training state to resume from, {COUNTERS} is missing") from None
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, ValidationError):
-        raise UserError(f"{path}: not a training state of this program") from None
-
-
-def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Puts weights, optimiser and random state back as they were when `folder` was saved."""
+    Everything is checked before anything is loaded: a fused optimiser trusts shapes and types blindly. Raises
+    `UserError` that names the file and the tensor.
+    """
     path = folder / STATE
-    tensors = read_tensors(path)
+    tensors = _read_fitting(path, _expected(model))
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise UserError(f"{path}: tensor {name!r} holds values that are not finite")
+        if name.endswith(".exp_avg_sq") and bool((tensor < 0).any()):
+            raise UserError(f"{path}: tensor {name!r} holds negative values, squares are none")
+        if name.startswith("optimizer.") and name.endswith(".step") and float(tensor) != step:
+            raise UserError(f"{path}: tensor {name!r} is {float(tensor):g}, {COUNTERS} has counters.step = {step}")
     try:
-        model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
-        _load_optimizer(optimizer, tensors)
         torch.set_rng_state(tensors["rng.cpu"])
         if torch.cuda.is_available() and "rng.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng.cuda"])
-    except (KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: does not fit this recipe's model ({str(error).splitlines()[0]})") from None
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {f"optimizer.{index}.{name}": value for index, values in state.items() for name, value in values.items()}
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
+    except RuntimeError as error:
+        raise UserError(f"{path}: 'rng' is not a generator's state ({str(error).splitlines()[0]})") from None
+    model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+    moments: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            moments.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _expected(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Shapes and types, without values, of every tensor that must be there (`rng.cuda` only may)."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, parameter in enumerate(model.parameters()):
+        for name in ("exp_avg", "exp_avg_sq"):
+            tensors[f"optimizer.{index}.{name}"] = parameter
+        tensors[f"optimizer.{index}.step"] = torch.tensor(0.0, dtype=torch.float32)
+    tensors["rng.cpu"] = torch.get_rng_state()
+    tensors["rng.cuda"] = (
+        torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.zeros(16, dtype=torch.uint8)
+    )
+    return {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+
+
+def _read_fitting(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file that has just those of `expected`, `rng.cuda` or not; its header is compared first."""
+    most = sum(tensor.nbytes for tensor in expected.values()) + 1024 * len(expected)  # with room for the header
+    try:
+        if path.stat().st_size > most:
+            raise UserError(f"{path}: {path.stat().st_size:,} bytes are more than this model's state, {most:,} at most")
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            for name in sorted((names ^ expected.keys()) - ({"rng.cuda"} - names)):
+                state = "is missing" if name in expected else "is unknown"
+                raise UserError(f"{path}: tensor {name!r} {state}; the file belongs to another model")
+            tensors = {}
+            for name in sorted(names):
+                found, wanted = file.get_slice(name), expected[name]
+                if tuple(found.get_shape()) != tuple(wanted.shape):
+                    raise UserError(f"{path}: tensor {name!r} has shape {tuple(found.get_shape())}, the model asks for "
+                                    f"{tuple(wanted.shape)}")  # fmt: skip
+                if found.get_dtype() != _DTYPES[wanted.dtype]:
+                    raise UserError(
+                        f"{path}: tensor {name!r} is {found.get_dtype()}, the model asks for {_DTYPES[wanted.dtype]}"
+                    )
+            for name in names:
+                tensors[name] = file.get_tensor(name)
+            return tensors
+    except (SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not a whole safetensors file ({error})") from None
+
+
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
