@@ -80,6 +80,12 @@ def language(code: str) -> Language:
     return Language(tag, primary, script, writing.scripts, writing.spaced, writing.bleu_tokenizer)
 
 
+def by_code_or_name(text: str) -> Language | None:
+    """The language with this code, or with this name in English or in itself; None where there is no such one."""
+    code = text if _is_language(text) else _names().get(text.casefold())
+    return language(code) if code else None
+
+
 def _is_language(code: str) -> bool:
     try:
         found = langcodes.get(code)

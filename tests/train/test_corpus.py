@@ -1,10 +1,14 @@
 """What a recipe's `corpora` may hold, how text becomes pairs, and how pairs become train, dev and test."""
 
+import bz2
+import gzip
 import importlib.metadata
 import json
+import lzma
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -114,7 +118,7 @@ def test_csv_with_a_missing_cell_or_header_names_the_line(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"x\.csv:3: 1 columns; the header has 2"):
         load("x.csv", tmp_path)
     (tmp_path / "x.csv").write_text("")
-    with pytest.raises(UserError, match=r"x\.csv:1: the header must have one column 'source'; it has: none"):
+    with pytest.raises(UserError, match=r"x\.csv:1: no columns for en and zh; it has: none"):
         load("x.csv", tmp_path)
 
 
@@ -142,6 +146,77 @@ def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, message: str) -> N
         load("x.jsonl", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "en,zh\none,一\n"),
+        ("x.csv", "id,ZH-cn,EN\n7,一,one\n"),
+        ("x.csv", "Chinese,English\n一,one\n"),
+        ("x.csv", "zho_Hans;eng_Latn\n一;one\n"),
+        ("x.csv", "source,en,zh,target\ntatoeba,one,一,x\n"),
+        ("x.csv", "source,target\none,一\n"),
+        ("x.tsv", "zh\ten\n一\tone\n"),
+        ("x.tsv", "source\ttarget\none\t一\n"),
+        ("x.jsonl", '{"translation": {"en": "one", "zh": "一"}}\n'),
+        ("x.jsonl", '\n{"zh_CN": "一", "eng": "one", "id": 7}\n'),
+        ("x.jsonl", '{"source": "one", "target": "一"}\n'),
+    ],
+)
+def test_columns_are_found_by_the_recipes_languages(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert [both for both in texts(load(name, tmp_path)) if any(both)] == [("one", "一")]
+    if "source" not in text:
+        assert [both for both in texts(load(name, tmp_path, "zh", "en")) if any(both)] == [("一", "one")]
+
+
+def test_the_column_of_the_very_variety_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("en,zh-TW,zh\none,壹,一\n", encoding="utf-8")
+    assert texts(load("x.csv", tmp_path)) == [("one", "一")]
+    assert texts(load("x.csv", tmp_path, target="zho_Hant_TW")) == [("one", "壹")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "a,b\n1,2\n", r"x\.csv:1: no columns for en and zh; it has: a, b; name them .*source = "),
+        ("x.csv", "en,de\n1,2\n", r"x\.csv:1: no columns for en and zh; it has: en, de"),
+        ("x.jsonl", '{"a": "1"}\n', r"x\.jsonl:1: no columns for en and zh; it has: a; name them"),
+        ("x.jsonl", '{"translation": {"en": "1"}}\n', r"x\.jsonl:1: no columns for en and zh; it has: translation"),
+        ("x.jsonl", "7\n", r"x\.jsonl:1: a record with named fields is wanted, not int"),
+    ],
+)
+def test_a_table_without_such_columns_is_refused_with_the_remedy(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as caught:
+        load(name, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
+def test_every_kind_of_text_may_be_packed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    for name, text in (
+        ("x.tsv", "one\u2028\t一\n"),
+        ("x.csv", "en,zh\none\u2028,一\n"),
+        ("x.jsonl", '{"en": "one\u2028", "zh": "一"}\n'),
+        ("mine.en", "one\u2028\n"),
+        ("mine.zh", "一\n"),
+    ):
+        (tmp_path / (name + suffix)).write_bytes(pack(text.encode()))
+    for entry in ("x.tsv", "x.csv", "x.jsonl"):
+        assert texts(load(entry + suffix, tmp_path)) == [("one\u2028", "一")]
+    assert texts(load(["mine.en" + suffix, "mine.zh" + suffix], tmp_path)) == [("one\u2028", "一")]
+    whole = pack(b"one\ttwo\n" * 5000)
+    for broken in (whole[: len(whole) // 2], b"one\tone\n", whole[:20] + b"\xff" * 40):
+        (tmp_path / f"x.tsv{suffix}").write_bytes(broken)
+        with pytest.raises(UserError, match=rf"x\.tsv\{suffix}: (not a whole|cannot be read)") as caught:
+            load(f"x.tsv{suffix}", tmp_path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=rf"absent\.tsv\{suffix}: cannot be read: No such file"):
+        load(f"absent.tsv{suffix}", tmp_path)
+
+
 # Hugging Face data sets
 
 
@@ -160,11 +235,36 @@ def test_a_local_dataset_folder_needs_no_network(tmp_path: Path) -> None:
     (tmp_path / "mine" / "train.jsonl").write_text(text, encoding="utf-8")
     pairs = load({"dataset": "mine"}, tmp_path)
     assert texts(pairs) == [(f"line\u2029 {n}", f"行 {n}") for n in (1, 2, 3)]
-    assert pairs[2].origin == "mine:3"
-    with pytest.raises(UserError, match=r"mine:1: no field 'text\.en': 'text' is not among: translation"):
+    assert pairs[2].origin == "mine/train.jsonl:3"
+    with pytest.raises(UserError, match=r"mine/train\.jsonl:1: no field 'text\.en': 'text' is not among: translation"):
         load({"dataset": "mine", "source": "text.en"}, tmp_path)
     with pytest.raises(UserError, match=r"cannot load dataset 'mine' \(no config, split dev\): .*dev"):
         load({"dataset": "mine", "split": "dev"}, tmp_path)
+
+
+@pytest.mark.usefixtures("hub_without_network")
+@pytest.mark.parametrize("split", [None, "dev"])
+def test_a_folder_that_save_to_disk_wrote_is_read(tmp_path: Path, split: str | None) -> None:
+    rows = datasets.Dataset.from_list(
+        [{"translation": {"en": "one", "zh": "一"}}, {"translation": {"en": "NA", "zh": "二"}}]
+    )
+    (datasets.DatasetDict({split: rows}) if split else rows).save_to_disk(str(tmp_path / "mine"))
+    entry = {"dataset": "mine"} | ({"split": split} if split else {})
+    assert texts(load(entry, tmp_path)) == [("one", "一"), ("NA", "二")]
+    if split:
+        with pytest.raises(UserError, match=r"cannot load dataset 'mine' \(no config, split train\)"):
+            load({"dataset": "mine"}, tmp_path)
+
+
+@pytest.mark.usefixtures("hub_without_network")
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_folder_of_tables_is_all_text(tmp_path: Path, suffix: str) -> None:
+    words = ["NA", "null", "NaN", "None", "007", "1.0", "true", "2020-01-01"]
+    mark = "," if suffix == "csv" else "\t"
+    (tmp_path / "mine").mkdir()
+    text = f"zh{mark}en\n" + "".join(f"{word}{mark}{word}\n" for word in words)
+    (tmp_path / "mine" / f"train.{suffix}").write_text(text, encoding="utf-8")
+    assert texts(load({"dataset": "mine"}, tmp_path)) == [(word, word) for word in words]
 
 
 @pytest.mark.usefixtures("hub_without_network")

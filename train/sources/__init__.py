@@ -5,7 +5,7 @@ A recipe lists its corpora, one entry a line::
     corpora = [
         "package:hsg",                  # parallel text inside an installed Python package
         ["mine.en", "mine.zh"],         # two aligned files, source language first
-        "mine.tsv",                     # a table: .tsv, .csv or .jsonl
+        "mine.tsv",                     # a table: .tsv, .csv or .jsonl; every file may be packed (.gz, .xz, .bz2)
         {table = "x.csv", source = "en_col", target = "zh_col"},
         {dataset = "opus100", config = "en-zh", source = "translation.en", target = "translation.zh"},
     ]

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pydantic
 
 from train.sources.base import Corpus, Pair
+from train.sources.files import text_lines
 from translator.config import STRICT
 from translator.errors import UserError
-from translator.textio import read_lines
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class AlignedCorpus(Corpus):
-    """Two text files: line n of one translates line n of the other."""
+    """Two text files, packed or not: line n of one translates line n of the other."""
 
     FORM: ClassVar[str] = "[source file, target file]"
 
@@ -36,7 +36,7 @@ class AlignedCorpus(Corpus):
         Raises:
             UserError: a file cannot be read, or the two have different numbers of lines.
         """
-        sources, targets = read_lines(base / self.source), read_lines(base / self.target)
+        sources, targets = list(text_lines(base / self.source)), list(text_lines(base / self.target))
         if len(sources) != len(targets):
             raise UserError(
                 f"{base / self.source} has {len(sources)} lines but {base / self.target} has {len(targets)}: "

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import pydantic
 
 from train.sources.base import Corpus, Pair, field
+from train.sources.columns import Columns
+from train.sources.table import is_table, table_rows
 from translator.config import STRICT
 from translator.errors import UserError
 
@@ -17,7 +19,8 @@ from translator.errors import UserError
 class DatasetCorpus(Corpus):
     """A Hugging Face data set: a name on the hub or a local folder of data files.
 
-    `source` and `target` are columns (`a.b` for b inside a); they default to `translation.<language>`.
+    `source` and `target` are columns (`a.b` for b inside a); without them see `Columns`. A folder may hold data
+    files or be what `save_to_disk` wrote.
     """
 
     FORM: ClassVar[str] = "{dataset = …}"
@@ -39,13 +42,21 @@ class DatasetCorpus(Corpus):
         Raises:
             UserError: the data set cannot be had (no network, unknown name, script) or lacks the columns.
         """
-        source = self.source or f"translation.{source_language}"
-        target = self.target or f"translation.{target_language}"
-        for number, row in enumerate(self._rows(base), 1):
+        columns = Columns(self.source, self.target, source_language, target_language)
+        rows = self._rows(base)
+        if isinstance(rows, list):
+            for path in rows:
+                for number, source, target in table_rows(path, columns):
+                    yield Pair(source, target, f"{self.dataset}/{path.name}:{number}")
+            return
+        sides: tuple[str, str] | None = None
+        for number, row in enumerate(rows, 1):
             where = f"{self.dataset}:{number}"
-            yield Pair(field(row, source, where), field(row, target, where), where)
+            sides = sides or columns.of_record(row, where)
+            yield Pair(field(row, sides[0], where), field(row, sides[1], where), where)
 
     def _rows(self, base: Path) -> Any:
+        """The rows of the split; the files that hold them where they are tables, for those are read here as text."""
         # Imported late: it takes seconds, and most recipes do without.
         import datasets
 
@@ -56,12 +67,24 @@ class DatasetCorpus(Corpus):
             # cache at once.
             datasets.config.HF_HUB_OFFLINE = True
         try:
-            return datasets.load_dataset(str(folder) if local else self.dataset, self.config, split=self.split)
+            if (folder / "dataset_dict.json").is_file():
+                return datasets.load_from_disk(str(folder))[self.split]
+            if (folder / "state.json").is_file():
+                return datasets.load_from_disk(str(folder))
+            place = str(folder) if local else self.dataset
+            if local and (tables := self._tables(datasets.load_dataset_builder(place, self.config))):
+                return tables
+            return datasets.load_dataset(place, self.config, split=self.split)
         except Exception as error:  # the library and its network stack raise dozens of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             also = "" if local else f"; there is no local folder {folder} either"
             wanted = f"{self.dataset!r} ({self.config or 'no config'}, split {self.split})"
             raise UserError(f"corpora: cannot load dataset {wanted}: {reason}{also}") from error
+
+    def _tables(self, builder: Any) -> list[Path]:
+        # The library guesses types: the words NA and null would become nothing, 007 a number.
+        paths = [Path(file) for file in (builder.config.data_files or {}).get(self.split, ())]
+        return paths if all(is_table(path.name) for path in paths) else []
 
 
 def _hub_answers(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import Any, ClassVar
 import pydantic
 
 from train.sources.base import Corpus, Pair, field
+from train.sources.columns import Columns
+from train.sources.files import text_lines, text_suffix
 from translator.config import STRICT
 from translator.errors import UserError
-from translator.textio import iter_file
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class TableCorpus(Corpus):
-    """One file with a pair a row: .tsv, .csv or .jsonl.
+    """One file with a pair a row: .tsv, .csv or .jsonl, packed (.gz, .xz, .bz2) or not.
 
-    `source` and `target` name columns of the header line, or keys of the JSON object (`a.b` for b inside a),
-    "source" and "target" by default. A .tsv without them has no header: its first two columns are the pair.
+    `source` and `target` name columns of the header line, or keys of the JSON object (`a.b` for b inside a); without
+    them see `Columns`. A .tsv without such a header is all text: its first two columns are the pair.
     """
 
     FORM: ClassVar[str] = "a table's file name, {table = …}"
@@ -31,8 +33,10 @@ class TableCorpus(Corpus):
     target: str | None = None
 
     def __post_init__(self) -> None:
-        if Path(self.table).suffix.lower() not in _TABLES:
-            raise UserError(f"{self.table!r} is not a table: the name must end in {', '.join(_TABLES)}")
+        if text_suffix(self.table) not in _TABLES:
+            raise UserError(
+                f"{self.table!r} is not a table: the name must end in {', '.join(_TABLES)}, or those with .gz"
+            )
 
     @classmethod
     def recognise(cls, entry: object) -> dict[str, Any] | None:
@@ -47,30 +51,51 @@ class TableCorpus(Corpus):
         Raises:
             UserError: the file cannot be read, a column is missing, or a row is malformed (line named).
         """
-        path = base / self.table
-        for number, source, target in _TABLES[path.suffix.lower()](path, self.source, self.target):
+        columns = Columns(self.source, self.target, source_language, target_language)
+        for number, source, target in table_rows(base / self.table, columns):
             yield Pair(source, target, f"{self.table}:{number}")
 
 
 _Rows = Iterator[tuple[int, str, str]]
 
 
-def _tsv(path: Path, source: str | None, target: str | None) -> _Rows:
+def is_table(name: str) -> bool:
+    """Whether a file of this name is a table."""
+    return text_suffix(name) in _TABLES
+
+
+def table_rows(path: Path, columns: Columns) -> _Rows:
+    """Line number, source and target of every row of a table.
+
+    Raises:
+        UserError: as `TableCorpus.load`.
+    """
+    return _TABLES[text_suffix(path.name)](path, columns)
+
+
+def _tsv(path: Path, columns: Columns) -> _Rows:
     # Tabs only: in a .tsv a quotation mark is text.
-    rows = ((number, line.split("\t") if line else []) for number, line in enumerate(iter_file(path), 1))
-    if source is not None or target is not None:
-        yield from _by_header(path, rows, source, target)
+    rows = ((number, line.split("\t") if line else []) for number, line in enumerate(text_lines(path), 1))
+    first = next(rows, (1, []))
+    whole = itertools.chain([first], rows)
+    if columns.source or columns.target or columns.among(first[1]):
+        yield from _by_header(path, whole, columns)
         return
-    for number, row in rows:
+    for number, row in whole:
         if len(row) == 1:
             raise UserError(f"{path}:{number}: 1 column; expected source<TAB>target")
         yield (number, row[0], row[1]) if row else (number, "", "")
 
 
-def _csv(path: Path, source: str | None, target: str | None) -> _Rows:
+def _csv(path: Path, columns: Columns) -> _Rows:
+    lines = (line + "\n" for line in text_lines(path))
+    header = next(lines, "")
+    # Spreadsheets of many countries write semicolons; the one under which the header makes sense is meant.
+    delimiter = next((mark for mark in ",;\t" if columns.among(next(csv.reader([header], delimiter=mark), []))), ",")
+
     def rows() -> Iterator[tuple[int, list[str]]]:
         # Strict: a quotation mark that is never closed would otherwise swallow the rest of the file.
-        reader = csv.reader((line + "\n" for line in iter_file(path)), strict=True)
+        reader = csv.reader(itertools.chain([header], lines), strict=True, delimiter=delimiter)
         number = 1
         try:
             for row in reader:
@@ -79,26 +104,21 @@ def _csv(path: Path, source: str | None, target: str | None) -> _Rows:
         except csv.Error as error:
             raise UserError(f"{path}:{number}: not valid CSV from here on: {error}") from error
 
-    yield from _by_header(path, rows(), source, target)
+    yield from _by_header(path, rows(), columns)
 
 
-def _by_header(path: Path, rows: Iterator[tuple[int, list[str]]], source: str | None, target: str | None) -> _Rows:
+def _by_header(path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns) -> _Rows:
     _, header = next(rows, (1, []))
-    wanted = [source or "source", target or "target"]
-    for name in wanted:
-        if header.count(name) != 1:
-            raise UserError(
-                f"{path}:1: the header must have one column {name!r}; it has: {', '.join(header) or 'none'}"
-            )
-    first, second = (header.index(name) for name in wanted)
+    source, target = columns.of_header(header, f"{path}:1")
     for number, row in rows:
         if row and len(row) != len(header):
             raise UserError(f"{path}:{number}: {len(row)} columns; the header has {len(header)}")
-        yield (number, row[first], row[second]) if row else (number, "", "")
+        yield (number, row[source], row[target]) if row else (number, "", "")
 
 
-def _jsonl(path: Path, source: str | None, target: str | None) -> _Rows:
-    for number, line in enumerate(iter_file(path), 1):
+def _jsonl(path: Path, columns: Columns) -> _Rows:
+    sides: tuple[str, str] | None = None
+    for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
             yield number, "", ""
             continue
@@ -107,10 +127,11 @@ def _jsonl(path: Path, source: str | None, target: str | None) -> _Rows:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not a JSON object on one line: {error}") from error
-        yield number, field(record, source or "source", where), field(record, target or "target", where)
+        sides = sides or columns.of_record(record, where)
+        yield number, field(record, sides[0], where), field(record, sides[1], where)
 
 
-_TABLES: dict[str, Callable[[Path, str | None, str | None], _Rows]] = {
+_TABLES: dict[str, Callable[[Path, Columns], _Rows]] = {
     ".tsv": _tsv,
     ".csv": _csv,
     ".jsonl": _jsonl,
