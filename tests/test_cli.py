@@ -250,7 +250,8 @@ def test_evaluate_takes_finished_translations_and_chinese(run: Run, tmp_path: Pa
     ("arguments", "parts"),
     [
         (("translate", "--beam-size", "0", "x"), ("--beam-size", "1")),
-        (("translate", "--beam-size", "9999", "x"), ("beam_size 9999", "vocabulary of 290")),
+        (("translate", "--beam-size", "9999", "x"), ("--beam-size", "1024")),
+        (("translate", "--beam-size", "299", "x"), ("beam_size 299", "vocabulary of 290")),
         (("translate", "--n-best", "3", "x"), ("--n-best", "jsonl")),
         (("translate", "--n-best", "9", "--beam-size", "2", "--format", "jsonl", "x"), ("n_best 9", "beam_size 2")),
         (("translate", "--device", "cuda:99", "x"), ("cuda:99", "cpu")),

@@ -1,7 +1,6 @@
 """`translator train`: a recipe to a trained model in a folder."""
 
 import dataclasses
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from translator.checkpoint import CONFIG, Checkpoint, CheckpointConfig, read_che
 from translator.config import from_json, to_json
 from translator.device import usable_device
 from translator.errors import UserError
-from translator.textio import atomic_write_bytes
+from translator.textio import atomic_write_bytes, json_text
 
 
 def run_recipe(
@@ -160,7 +159,7 @@ def _finish(folder: RunFolder, trainer: Trainer, report: Report) -> None:
             "step": trainer.counters.best_step,
             "hours": round(trainer.counters.seconds / 3600, 2),
         }
-        atomic_write_bytes(folder.path / TEST, (json.dumps(figures, indent=2) + "\n").encode())
+        atomic_write_bytes(folder.path / TEST, (json_text(figures, indent=2) + "\n").encode())
         line = f"test: BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}  ({scores.bleu_signature})"
         report.record("test", trainer.counters.step, line, **{f"test_{key}": value for key, value in figures.items()})
     report.say(f"done: {folder.best} holds the best model, {folder.last} the last")

@@ -1,9 +1,8 @@
 """Checkpoints: a folder of `model.safetensors`, `config.json` and `tokenizer.model`; no pickle is written or read."""
 
 import dataclasses
-import json
+import os
 import shutil
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +11,22 @@ from typing import Literal
 import safetensors.torch
 import torch
 from pydantic.dataclasses import dataclass
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from translator.config import STRICT, DecodeConfig, ModelConfig, from_json, to_json
-from translator.errors import UserError
+from translator.errors import UserError, quoted
 from translator.languages import LanguageCode
 from translator.model import TranslationModel
-from translator.textio import atomic_write_bytes
+from translator.search.base import check_finite
+from translator.textio import atomic_write_bytes, check_file
 from translator.tokenizer import Tokenizer
 
 DEFAULT_CHECKPOINT = Path(__file__).resolve().parent.parent / "checkpoints" / "default"
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
+BEST = "best"  # what a training run calls its best checkpoint
+LARGEST_HEADER = 16 << 20  # bytes of names and shapes; the largest model allowed needs a fifth
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -58,42 +60,86 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, weights: dict[str, Te
     atomic_write_bytes(folder / TOKENIZER, checkpoint.tokenizer.model)
 
 
-def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """The checkpoint in `folder`, its weights in fp32 on `device`, the model in eval mode.
+def checkpoint_folder(folder: Path) -> Path:
+    """`folder` when it holds a checkpoint; its `best` when it is the folder of a training run.
 
-    Raises `UserError` for a missing, truncated, inconsistent or foreign checkpoint.
+    Raises `UserError` when it is neither.
     """
-    if not folder.is_dir():
-        hint = "; a PyTorch pickle is never read" if folder.is_file() else ""
-        raise UserError(f"{folder}: a checkpoint is a folder with {WEIGHTS}, {CONFIG} and {TOKENIZER}{hint}")
-    for name in (CONFIG, TOKENIZER, WEIGHTS):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}: not a checkpoint of this program, {name} is missing")
+    try:
+        if not folder.is_dir():
+            hint = "; a PyTorch pickle is never read" if folder.is_file() else ""
+            raise UserError(f"{folder}: a checkpoint is a folder with {WEIGHTS}, {CONFIG} and {TOKENIZER}{hint}")
+        if not os.path.lexists(folder / CONFIG) and os.path.lexists(folder / BEST):
+            folder = folder / BEST
+            if not folder.is_dir():
+                raise UserError(f"{folder}: leads nowhere; name the checkpoint's own folder")
+        for name in (CONFIG, TOKENIZER, WEIGHTS):
+            if not os.path.lexists(folder / name):
+                raise UserError(f"{folder}: not a checkpoint of this program, {name} is missing")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
+    return folder
+
+
+def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """The checkpoint in `folder`, or in its `best`, with its weights in fp32 on `device`, the model in eval mode.
+
+    Nothing of the model's size is allocated before the files have been found to fit each other. Raises `UserError` for
+    a missing, truncated, inconsistent, damaged or foreign checkpoint.
+    """
+    folder = checkpoint_folder(folder)
     config = from_json(CheckpointConfig, folder / CONFIG)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} pieces and {CONFIG} says {config.model.vocab_size}"
         )
-    model = TranslationModel(config.model)
-    load_weights(model, read_tensors(folder / WEIGHTS), folder / WEIGHTS)
-    return Checkpoint(model.to(device).eval(), tokenizer, config)
+    with _opened(folder / WEIGHTS) as tensors:
+        layers, found = config.model.num_encoder_layers + config.model.num_decoder_layers, len(tensors.keys())
+        if found < layers:  # even a model without storage takes seconds to put together when it has many layers
+            raise UserError(f"{folder / WEIGHTS}: {found} tensors are too few for the {layers} layers of {CONFIG}")
+        with torch.device("meta"):
+            _check_fits(TranslationModel(config.model), tensors, folder / WEIGHTS)
+        model = TranslationModel(config.model)
+        _copy_weights(model, tensors, folder / WEIGHTS)
+    model = model.to(device).eval()
+    with torch.inference_mode():  # finite weights may still be too large to compute with
+        token = torch.tensor([[tokenizer.bos_id]], device=device)
+        try:
+            check_finite(model(token, token))
+        except UserError as error:
+            raise UserError(f"{folder / WEIGHTS}: {error}") from None
+    return Checkpoint(model, tokenizer, config)
 
 
-def load_weights(model: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copies tensors into a model of just these names and shapes; raises `UserError` naming the first that differs."""
-    wanted = model.state_dict()
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors:
-            raise UserError(f"{path}: tensor {name!r} is missing; the file belongs to another model")
-        if name not in wanted:
-            raise UserError(f"{path}: tensor {name!r} is unknown; the file belongs to another model")
-        if wanted[name].shape != tensors[name].shape:
+_FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+def _check_fits(model: torch.nn.Module, tensors: safe_open, path: Path) -> None:
+    """Compares the file's header with the model, which may be on the meta device."""
+    wanted, names = model.state_dict(), set(tensors.keys())
+    for name in sorted(wanted.keys() - names)[:1]:
+        raise UserError(f"{path}: tensor {name!r} is missing; the file belongs to another model")
+    for name in sorted(names - wanted.keys())[:1]:
+        raise UserError(f"{path}: tensor {quoted(name)} is unknown; the file belongs to another model")
+    for name, tensor in wanted.items():
+        found = tensors.get_slice(name)
+        shape, dtype = tuple(found.get_shape()), found.get_dtype()
+        if shape != tuple(tensor.shape):
             raise UserError(
-                f"{path}: tensor {name!r} has shape {tuple(tensors[name].shape)}, the configuration asks for "
-                f"{tuple(wanted[name].shape)}"
+                f"{path}: tensor {name!r} has shape {quoted(shape)}, the configuration asks for {tuple(tensor.shape)}"
             )
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+        if dtype not in _FLOATS:
+            raise UserError(f"{path}: tensor {name!r} holds {dtype}; weights are {', '.join(_FLOATS)}")
+
+
+@torch.no_grad()
+def _copy_weights(model: torch.nn.Module, tensors: safe_open, path: Path) -> None:
+    """One tensor at a time, so that no second copy of all is ever held."""
+    for name, mine in model.state_dict().items():
+        mine.copy_(_read(tensors, name, path))
+        if not bool(mine.isfinite().all()):
+            raise UserError(f"{path}: tensor {name!r} holds NaN or infinite values; the model is damaged")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -102,12 +148,27 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     atomic_write_bytes(path, data)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU; raises `UserError` when it isn't one or is cut short."""
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    """A safetensors file of which only the header was read; raises `UserError` when it isn't one or is cut short."""
+    check_file(path)
     try:
-        return safetensors.torch.load_file(path)
-    except (SafetensorError, OSError, struct.error, json.JSONDecodeError) as error:
+        with path.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+        if header > LARGEST_HEADER:
+            raise UserError(f"{path}: no model needs a header of {header:,} bytes; at most {LARGEST_HEADER:,} are read")
+        tensors = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a whole safetensors file ({error})") from None
+    with tensors:
+        yield tensors
+
+
+def _read(tensors: safe_open, name: str, path: Path) -> Tensor:
+    try:
+        return tensors.get_tensor(name)
+    except (SafetensorError, OSError, AttributeError, RuntimeError, TypeError) as error:
+        raise UserError(f"{path}: tensor {quoted(name)} cannot be read ({error})") from None
 
 
 @contextmanager

@@ -4,17 +4,23 @@ import dataclasses
 import difflib
 import json
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from translator.errors import UserError
+from translator.bounds import MOST_POSITIONS, MOST_ROWS, MOST_VOCABULARY
+from translator.errors import UserError, quoted
+from translator.textio import json_text, read_limited
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 T = TypeVar("T")
+
+LARGEST_POSITIONS = 1 << 26  # numbers in one table of positions: 256 MiB in fp32
+LARGEST_JSON = 1 << 20  # bytes of a settings file
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -23,24 +29,32 @@ class ModelConfig:
 
     `vocab_size` is V, `d_model` D, `nhead` H. `max_positions` bounds both the source and the target length, in
     tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
+
+    The upper bounds are about twice the largest encoder-decoder models published (XLM-V's 1,000,002 pieces, T5-11B's
+    feed-forward of 65,536, 200 layers of M2M's deepest): beyond them a file is damaged or means harm.
     """
 
-    vocab_size: int = Field(ge=5)
-    d_model: int = Field(default=256, ge=2)
-    nhead: int = Field(default=4, ge=1)
-    num_encoder_layers: int = Field(default=6, ge=0)
-    num_decoder_layers: int = Field(default=3, ge=1)
-    dim_feedforward: int = Field(default=1024, ge=1)
+    vocab_size: int = Field(ge=5, le=MOST_VOCABULARY)
+    d_model: int = Field(default=256, ge=2, le=8192)
+    nhead: int = Field(default=4, ge=1, le=256)
+    num_encoder_layers: int = Field(default=6, ge=0, le=256)
+    num_decoder_layers: int = Field(default=3, ge=1, le=256)
+    dim_feedforward: int = Field(default=1024, ge=1, le=131_072)
     dropout: float = Field(default=0.1, ge=0, lt=1)
     activation: Literal["relu", "gelu"] = "relu"
-    layer_norm_eps: float = Field(default=1e-5, gt=0)
+    layer_norm_eps: float = Field(default=1e-5, gt=0, le=1)
     positions: Literal["learned", "sinusoidal"] = "learned"
-    max_positions: int = Field(default=256, ge=4)
+    max_positions: int = Field(default=256, ge=4, le=MOST_POSITIONS)
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelConfig":
         if self.d_model % self.nhead:
             raise ValueError(f"d_model {self.d_model} must be a multiple of nhead {self.nhead}")
+        # A table of positions may be computed, so that no file has to be large to ask for a lot of memory.
+        if self.max_positions * self.d_model > LARGEST_POSITIONS:
+            raise ValueError(
+                f"max_positions {self.max_positions} times d_model {self.d_model} is more than {LARGEST_POSITIONS:,}"
+            )
         return self
 
 
@@ -81,18 +95,18 @@ class DecodeConfig:
     2017, "When to Finish?").
     """
 
-    beam_size: int = Field(default=4, ge=1)
+    beam_size: int = Field(default=4, ge=1, le=MOST_ROWS)
     length_penalty: float = Field(default=1.0, ge=0, le=10)
-    n_best: int = Field(default=1, ge=1)
+    n_best: int = Field(default=1, ge=1, le=MOST_ROWS)
     early_stopping: bool = True
     max_length_factor: float = Field(default=2.0, ge=0, le=1000)
-    max_length_extra: int = Field(default=10, ge=1)
-    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    max_length_extra: int = Field(default=10, ge=1, le=MOST_POSITIONS)
+    no_repeat_ngram_size: int = Field(default=0, ge=0, le=MOST_POSITIONS)
     sampling: bool = False
     temperature: float = Field(default=1.0, ge=0.001, le=1000)
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=MOST_VOCABULARY)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int = 0
+    seed: int = Field(default=0, gt=-(2**127), lt=2**127)
 
     @model_validator(mode="after")
     def _check_n_best(self) -> "DecodeConfig":
@@ -125,12 +139,12 @@ def _describe(error: ValidationError, cls: type) -> str:
     if first["type"] == "missing":
         return f"missing key {key!r}"
     if first["type"] in _UNKNOWN:
-        near = difflib.get_close_matches(str(first["loc"][-1]), _keys(cls, first["loc"][:-1]), n=1)
+        near = difflib.get_close_matches(str(first["loc"][-1])[:80], _keys(cls, first["loc"][:-1]), n=1)
         return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     message = first["msg"].removeprefix("Value error, ")
     if not key:
         return message
-    return f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key} = {quoted(first['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _keys(cls: Any, sections: tuple[int | str, ...]) -> list[str]:
@@ -148,7 +162,7 @@ def apply_setting(values: dict[str, Any], setting: str) -> None:
         raise UserError(f"--set {setting}: write key=value, e.g. --set training.max_steps=1000")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, brackets without end
         value = text
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -160,15 +174,31 @@ def apply_setting(values: dict[str, Any], setting: str) -> None:
 
 def to_json(config: object) -> str:
     """A config as indented JSON, read back by `from_json`."""
-    return json.dumps(TypeAdapter(type(config)).dump_python(config, mode="json"), indent=2, sort_keys=True) + "\n"
+    return json_text(TypeAdapter(type(config)).dump_python(config, mode="json"), indent=2, sort_keys=True) + "\n"
 
 
 def from_json(cls: type[T], path: Path) -> T:
-    """Reads a config written by `to_json`; raises `UserError` when the file is missing, broken or foreign."""
+    """Reads a config written by `to_json`.
+
+    Raises `UserError` when the file is missing, larger than `LARGEST_JSON`, not JSON, holds a key twice or is foreign.
+    """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
+        text = read_limited(path, LARGEST_JSON).decode("utf-8-sig")
+        values = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     return parse(cls, values, where=str(path))
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {quoted(repeated)} stands there twice")
+    return values
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

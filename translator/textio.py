@@ -6,16 +6,22 @@ character inside a sentence would shift every later pair of two aligned files, s
 
 from __future__ import annotations
 
+import fcntl
 import io
+import json
 import os
 import secrets
 import shutil
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from translator.errors import UserError
+
+LONGEST_LINE = 16 << 20  # bytes; a stream without line ends must not fill the memory
 
 _BOM = b"\xef\xbb\xbf"
 # Names of streams that the shell has opened; opening one again must not replace the file behind it.
@@ -29,14 +35,18 @@ def iter_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     The last line counts whether or not it ends with a newline. `name` is what messages call the stream.
 
     Raises:
-        UserError: a line is not valid UTF-8, or the stream cannot be read.
+        UserError: a line is not valid UTF-8 or longer than `LONGEST_LINE` bytes, or the stream cannot be read.
     """
     number = 0
     while True:
         try:
-            raw = stream.readline()
+            raw = stream.readline(LONGEST_LINE + 1)
         except OSError as error:
             raise UserError(f"{name}: cannot be read: {_reason(error)}") from error
+        if len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
+            raise UserError(
+                f"{name}: line {number + 1} is longer than {LONGEST_LINE >> 20} MiB; break it into lines of sentences"
+            )
         if number == 0 and raw.startswith(_BOM):
             raw = raw[len(_BOM) :]
         if not raw:
@@ -75,6 +85,49 @@ def iter_file(path: Path) -> Iterator[str]:
         yield from iter_lines(stream, str(path))
 
 
+def read_limited(path: Path, most: int) -> bytes:
+    """All bytes of an ordinary file of at most `most` bytes; never waits for a pipe and reads no endless device.
+
+    Raises:
+        UserError: the file is missing, is no ordinary file, is larger, or may not be read.
+    """
+    check_file(path)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {_reason(error)}") from error
+    if len(data) > most:
+        raise UserError(f"{path}: {path.stat().st_size:,} bytes are too many; at most {most:,} are read")
+    return data
+
+
+def check_file(path: Path) -> None:
+    """Raises `UserError` unless `path` leads to an ordinary file."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
+        raise UserError(f"{path}: cannot be read: {_reason(error)}") from None
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{path}: is a folder, and a file is needed")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path}: is a pipe or a device, and an ordinary file is needed")
+
+
+def json_text(value: object, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    """`value` as JSON that every reader takes: characters as they are, no NaN and no infinity.
+
+    Raises:
+        UserError: a number in it is not finite.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, sort_keys=sort_keys)
+    except ValueError:
+        raise UserError("a figure to be written is NaN or infinite, which JSON cannot hold") from None
+
+
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[TextIO]:
     r"""A UTF-8 text file, ``\n`` line ends, that takes the place of `path` only when the block ends well.
@@ -105,6 +158,24 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
         _sync(raw)
 
 
+def check_writable(path: Path) -> None:
+    """Finds out before any work whether a file can be written at `path`; changes nothing.
+
+    Raises:
+        UserError: it cannot (missing folder, a folder in its place, read-only, no permission, name too long).
+    """
+    with _blaming(path):
+        if _is_stream(path):
+            return
+        target = Path(os.path.realpath(path))
+        _check_target(path, target)
+        temporary = _temporary(target)
+        try:
+            temporary.open("x").close()
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 class _OutputFile(io.FileIO):
     """A raw file whose write errors name the file the user asked for, not the temporary one."""
 
@@ -128,7 +199,7 @@ def _sync(raw: _OutputFile) -> None:
 def _output(path: Path) -> Iterator[_OutputFile]:
     """The raw file behind `path`: the thing itself if it is a stream, else a neighbour that replaces it."""
     with _blaming(path):
-        is_stream = path.parent in _STREAM_FOLDERS or (path.exists() and not path.is_file())
+        is_stream = _is_stream(path)
         if is_stream:
             # Appending: `>> log` behind /dev/stdout keeps what it holds.
             raw = _OutputFile(path, "a", path)
@@ -136,30 +207,78 @@ def _output(path: Path) -> Iterator[_OutputFile]:
         with raw:
             yield raw
         return
-    target = Path(os.path.realpath(path))  # a symbolic link stays a link
-    temporary = target.with_name(f".translator-{secrets.token_hex(8)}.tmp")
     with _blaming(path):
+        target = Path(os.path.realpath(path))  # a symbolic link stays a link
+        _check_target(path, target)
+        _sweep(target.parent)
+        temporary = _temporary(target)
         raw = _OutputFile(temporary, "x", path)
     try:
-        with raw:
+        with raw, _locked(raw):
             with _blaming(path):
                 if target.exists():
                     shutil.copymode(target, temporary)
             yield raw
-        with _blaming(path):
-            temporary.replace(target)
+            with _blaming(path):
+                temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
+def _locked(raw: _OutputFile) -> Iterator[None]:
+    """Tells `_sweep` that the file's writer lives, until the block ends, even when `raw` is closed before."""
+    with _blaming(raw.wanted):
+        keeper = os.dup(raw.fileno())
+    try:
+        with suppress(OSError):  # a file system without locks: nothing is swept there
+            fcntl.flock(keeper, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(keeper)
+
+
+def _is_stream(path: Path) -> bool:
+    return path.parent in _STREAM_FOLDERS or (path.exists() and not path.is_file())
+
+
+def _check_target(path: Path, target: Path) -> None:
+    """Raises what opening `target` itself for writing would; the superuser's open() would not mind a read-only file."""
+    if target.exists() and not (target.stat().st_mode & _ANY_WRITE and os.access(target, os.W_OK)):
+        raise UserError(f"{path}: is read-only; make it writable or name another file")
+
+
+_ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_TEMPORARY = ".translator-{}.tmp"
+_UNLOCKED_FOR = 60.0  # seconds in which a writer has surely locked what it made
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(_TEMPORARY.format(secrets.token_hex(8)))
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes what writers that were killed have left in `folder`: whoever lives holds a lock on its file."""
+    for left in folder.glob(_TEMPORARY.format("*")):
+        try:
+            with left.open("rb") as stream:
+                if time.time() - left.stat().st_mtime > _UNLOCKED_FOR:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left.unlink()
+        except OSError:
+            continue  # locked, or already gone, or another user's
+
+
+@contextmanager
 def _blaming(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
         raise UserError(f"{path}: cannot be written: {_reason(error)}") from error
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

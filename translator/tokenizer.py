@@ -8,6 +8,9 @@ from pathlib import Path
 import sentencepiece
 
 from translator.errors import UserError
+from translator.textio import read_limited
+
+LARGEST_MODEL = 64 << 20  # bytes; a million pieces take about 20 MiB
 
 
 class Tokenizer:
@@ -33,10 +36,9 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         """From a file; raises `UserError` when it is missing or broken."""
+        model = read_limited(path, LARGEST_MODEL)
         try:
-            return cls(path.read_bytes())
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+            return cls(model)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 

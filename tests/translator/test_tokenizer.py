@@ -110,7 +110,7 @@ def test_no_text_to_train_on_is_said_so(sentences):
 
 def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path):
     path = tmp_path / "tokenizer.model"
-    with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read"):
+    with pytest.raises(UserError, match=r"tokenizer\.model: no such file"):
         Tokenizer.load(path)
     for content in (b"", b"junk" * 100, tiny_tokenizer().model[: len(tiny_tokenizer().model) // 2], b"\x80\x04N."):
         path.write_bytes(content)

@@ -5,19 +5,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from translator.bounds import MOST_ROWS, MOST_THREADS
+
 if TYPE_CHECKING:
     from translator.config import DecodeConfig
     from translator.pipeline import Translator
 
 CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Folder of the model; by default the one shipped with the project.")
+    Path | None,
+    typer.Option("--checkpoint", help="Folder of a model, or of a run, for its best; by default the shipped model."),
 ]
 InputOption = Annotated[Path | None, typer.Option("--input", help="UTF-8 text, a sentence or paragraph a line.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", help="File to write, whole or not at all.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default PyTorch's.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="CPU threads; by default PyTorch's.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 BeamOption = Annotated[
-    int | None, typer.Option("--beam-size", min=1, help="Beams; 1 is greedy. By default the checkpoint's setting.")
+    int | None,
+    typer.Option("--beam-size", min=1, max=MOST_ROWS, help="Beams; 1 is greedy. By default the checkpoint's setting."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes one setting.")]
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from translator.bounds import MOST_ROWS
 from translator.commands.options import CheckpointOption, DeviceOption, ThreadsOption, set_threads
 from translator.console import progress_bar, show
 from translator.errors import UserError
@@ -19,7 +20,9 @@ EXAMPLES = (
 def run(
     checkpoint: CheckpointOption = None,
     input: Annotated[Path | None, typer.Option(help="Sentences to check with; a few get company.")] = None,
-    beam_size: Annotated[int, typer.Option("--beam-size", help="Beams of the beam search compared; 3 or more.")] = 4,
+    beam_size: Annotated[
+        int, typer.Option("--beam-size", max=MOST_ROWS, help="Beams of the beam search compared; 3 or more.")
+    ] = 4,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Plant faults and see whether the check catches each.")
     ] = False,

@@ -1,11 +1,11 @@
 """`translator profile`: what each token costs."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from translator.bounds import MOST_POSITIONS, MOST_REPEATS, MOST_ROWS, MOST_TIMED_ROWS
 from translator.commands.options import CheckpointOption, DeviceOption, ThreadsOption
 from translator.console import progress_bar, show
 from translator.errors import UserError
@@ -23,12 +23,12 @@ def run(
         list[str] | None,
         typer.Option(help="dynamic, static, none (no cache), torch; repeatable. By default the first three."),
     ] = None,
-    source_length: Annotated[int, typer.Option(min=1, help="Source tokens.")] = 40,
-    tokens: Annotated[int, typer.Option(min=1, help="Target tokens.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences side by side.")] = 1,
-    beams: Annotated[int, typer.Option(min=1, help="Rows a sentence.")] = 1,
+    source_length: Annotated[int, typer.Option(min=1, max=MOST_POSITIONS, help="Source tokens.")] = 40,
+    tokens: Annotated[int, typer.Option(min=1, max=MOST_POSITIONS, help="Target tokens.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Sentences side by side.")] = 1,
+    beams: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows a sentence.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
-    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each arm.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST_REPEATS, help="Timed passes of each arm.")] = 5,
     plot: Annotated[Path | None, typer.Option(help="Draw milliseconds a token by position into this PNG.")] = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
     threads: ThreadsOption = None,
@@ -41,10 +41,12 @@ def run(
     from translator.device import usable_device
     from translator.diagnostics import latency, latency_plot
     from translator.model import TranslationModel
-    from translator.textio import atomic_write_bytes
+    from translator.textio import atomic_write_bytes, json_text
 
     if preset and checkpoint:
         raise UserError("--preset: random weights or a --checkpoint, not both")
+    if batch * beams > MOST_TIMED_ROWS:
+        raise UserError(f"--batch times --beams: {batch * beams:,} rows are too many; at most {MOST_TIMED_ROWS:,}")
     wanted: dict[str, Any] = {
         "source_length": source_length,
         "tokens": tokens,
@@ -70,4 +72,4 @@ def run(
     if plot:
         latency_plot.plot(report, plot)
     if json_:
-        atomic_write_bytes(json_, (json.dumps(report.to_json(), indent=2) + "\n").encode())
+        atomic_write_bytes(json_, (json_text(report.to_json(), indent=2) + "\n").encode())

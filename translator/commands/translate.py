@@ -1,11 +1,11 @@
 """`translator translate`: text, files and pipes."""
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from translator.bounds import MOST_ROWS
 from translator.commands.options import (
     BeamOption,
     CheckpointOption,
@@ -19,6 +19,7 @@ from translator.commands.options import (
 )
 from translator.console import input_windows, output_file, progress_bar
 from translator.errors import UserError
+from translator.textio import json_text
 
 if TYPE_CHECKING:
     from translator.pipeline import Candidate
@@ -47,7 +48,7 @@ def run(
     output: OutputOption = None,
     format: Annotated[Format, typer.Option(help="Plain text, or JSON lines with scores and tokens.")] = Format.text,
     beam_size: BeamOption = None,
-    n_best: Annotated[int, typer.Option(min=1, help="Translations a line (JSON lines only).")] = 1,
+    n_best: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Translations a line (JSON lines only).")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     prefix: Annotated[str, typer.Option(help="How every translation must begin.")] = "",
     split: Annotated[bool, typer.Option(help="Split lines of several sentences and join their translations.")] = True,
@@ -81,7 +82,7 @@ def run(
 
 
 def _json(number: int, source: str, candidates: "list[Candidate]") -> str:
-    return json.dumps(
+    return json_text(
         {
             "line": number,
             "source": source,
@@ -89,6 +90,5 @@ def _json(number: int, source: str, candidates: "list[Candidate]") -> str:
             "translations": [
                 {"text": c.text, "log_prob": c.log_prob, "score": c.score, "tokens": c.tokens} for c in candidates
             ],
-        },
-        ensure_ascii=False,
+        }
     )

@@ -16,6 +16,7 @@ from translator.padding import pad, padding
 from translator.pipeline.batching import batches
 from translator.pipeline.text import Piece, check_text, fitted, join_sentences, one_line, sentence_gap, split_sentences
 from translator.search import CachedStepper, Sentences, greedy_steps, rows_per_sentence, search
+from translator.search.base import check_finite
 
 log = logging.getLogger("translator")
 
@@ -262,5 +263,6 @@ class Translator:
         target_in[:, 0] = tokenizer.bos_id
         log_probs = self.model(source, target_in, hidden).float().log_softmax(dim=-1)
         chosen = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)
+        check_finite(chosen)
         real = ~padding([len(pair[1]) for pair in pairs]).to(device)
         return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()

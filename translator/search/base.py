@@ -9,6 +9,7 @@ from torch import Tensor
 
 from translator.cache import DecoderCache
 from translator.config import DecodeConfig
+from translator.errors import UserError
 from translator.model import TranslationModel
 
 NEVER = float("-inf")
@@ -155,8 +156,19 @@ def normalised(log_prob: float, length: int, length_penalty: float) -> float:
 
 
 def next_log_probs(stepper: Stepper, tokens: Tensor) -> Tensor:
-    """One step: log-probabilities `(rows, V)` in fp32 or better, on the host, where searches do their bookkeeping."""
+    """One step: log-probabilities `(rows, V)` in fp32 or better, on the host, where searches do their bookkeeping.
+
+    Raises `UserError` when the model gives something else than numbers.
+    """
     logits = stepper.step(tokens)
     if logits.dtype != torch.float64:
         logits = logits.float()
-    return logits.log_softmax(dim=-1).cpu()
+    log_probs = logits.log_softmax(dim=-1).cpu()
+    check_finite(log_probs[:, 0])  # one NaN or infinity in a row of logits makes all of the row NaN
+    return log_probs
+
+
+def check_finite(values: Tensor) -> None:
+    """Raises `UserError` when logits or log-probabilities hold NaN."""
+    if bool(values.isnan().any()):
+        raise UserError("the model gives NaN instead of probabilities: its weights are damaged, or too large for fp32")
