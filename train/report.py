@@ -126,7 +126,7 @@ def _record(raw: bytes) -> dict[str, Any] | None:
 
 def duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 05 min`, `2 d 4 h`: two figures' worth, and never `0 min` for what isn't over."""
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     if minutes < 60:
