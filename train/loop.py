@@ -187,6 +187,12 @@ class Trainer:
         weights: list[torch.Tensor] = list(self.model.parameters())
         torch._foreach_lerp_(averages, weights, 1 - decay)
 
+    def _check_weights(self) -> None:
+        """A step can overflow too; what is validated and saved must be something to go on from."""
+        for name, tensor in self.averaged.model.named_parameters():
+            if not torch.isfinite(tensor).all():
+                self._check_finite(math.nan, f"the weight {name!r}")
+
     # -- what is told, kept and saved --------------------------------------------------------------------------------
 
     def _tell(self, epoch: int, rate: float, norm: float) -> None:
@@ -227,6 +233,7 @@ class Trainer:
     def _validate(self) -> None:
         counters, wanted = self.counters, self.recipe.evaluation
         improved = True
+        self._check_weights()
         if self.dev is not None:
             began = time.perf_counter()
             greedy = dataclasses.replace(self.recipe.decode, beam_size=wanted.beam_size, n_best=1)
@@ -266,10 +273,7 @@ class Trainer:
             self.report.say(f"    {source}\n      → {text}")
 
     def _save(self) -> None:
-        for name, tensor in self.averaged.model.named_parameters():
-            # A last step can still overflow; what is saved must be something to go on from.
-            if not torch.isfinite(tensor).all():
-                self._check_finite(math.nan, f"the weight {name!r}")
+        self._check_weights()
         saved = Saved(run=self.run.identity.run, counters=dataclasses.replace(self.counters), recipe=self.recipe)
         with self.run.replacing("last") as folder:
             write_state(folder, self.averaged, self.model.state_dict(), self.optimizer, saved)

@@ -56,7 +56,7 @@ def test_the_first_number_that_is_none_stops_the_run_and_the_last_good_step_stay
 
 def test_before_anything_was_saved_it_says_so(recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, 2, "the loss")
-    with pytest.raises(UserError, match="step 2: .*no step was saved before"):
+    with pytest.raises(UserError, match=r"step 2: .*no step was saved before"):
         run_recipe(str(recipe()), [])
 
 
@@ -71,7 +71,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_saved(
         original(self)
 
     monkeypatch.setattr(loop.Trainer, "_average", overflow)
-    with pytest.raises(UserError, match="step 20: .* is (nan|inf)"):
+    with pytest.raises(UserError, match=r"step 20: the weight 'embedding.weight' is nan"):
         run_recipe(str(recipe()), [])
     assert step_of(tmp_path / "run" / "last") == 15
 
