@@ -1,12 +1,21 @@
 """Text goes in and comes back as it was."""
 
 import itertools
+import logging
+import math
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import sentencepiece
 
 from tests.helpers import CHINESE, ENGLISH, VOCABULARY, tiny_tokenizer
 from translator.errors import UserError
+from translator.lattice import Lattice
 from translator.tokenizer import Tokenizer
 
 EMOJI = "ok 😀 👨‍👩‍👧 é 你"
@@ -79,27 +88,106 @@ def test_sampled_segmentations_spell_the_text_and_repeat_with_the_seed():
     tokenizer.sample(texts, 0.1, 2**40 + 1)
 
 
-def limit_named(error: UserError) -> int:
+def test_the_draw_is_the_same_in_another_process():
+    texts = [*ENGLISH, *CHINESE, EMOJI]
+    script = (
+        "from tests.helpers import *; from tests.translator.test_tokenizer import EMOJI;"
+        "print(tiny_tokenizer().sample([*ENGLISH, *CHINESE, EMOJI], 0.3, 5))"
+    )
+    root = Path(__file__).parents[2]
+    other = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout
+    tiny_tokenizer().sample(texts, 0.3, 4)  # what was drawn before leaves no trace
+    assert other == f"{tiny_tokenizer().sample(texts, 0.3, 5)}\n"
+
+
+def test_a_segmentation_is_drawn_as_often_as_its_pieces_weigh():
+    """Against all segmentations of a short text, spelt out."""
+    scores = {"a": -1.0, "b": -2.0, "ab": -1.5, "ba": -2.5, "aba": -2.0}
+    text, alpha, unknown, count = "abacb", 0.7, -4.0, 20_000
+
+    def spelt(rest: str) -> list[tuple[str, ...]]:
+        if not rest:
+            return [()]
+        ends = [end for end in range(1, len(rest) + 1) if rest[:end] in scores or end == 1]
+        return [(rest[:end], *others) for end in ends for others in spelt(rest[end:])]
+
+    weights = {pieces: math.exp(alpha * sum(scores.get(piece, unknown) for piece in pieces)) for pieces in spelt(text)}
+    lattice, draw = Lattice(scores, unknown, alpha), random.Random(1).random
+    drawn = Counter(tuple(lattice.draw(text, draw)) for _ in range(count))
+    assert set(drawn) == set(weights)
+    for pieces, weight in weights.items():
+        share = weight / sum(weights.values())
+        assert drawn[pieces] == pytest.approx(count * share, abs=5 * math.sqrt(count * share))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_a_very_long_text_is_drawn_too(alpha):
+    text = " ".join(ENGLISH * 50) + "𠮷" * 300
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.decode(tokenizer.sample([text], alpha, 1)[0]) == text
+
+
+@pytest.mark.parametrize("text", ["a ▁ b", "▁", "x▁y ▁▁z", "▁ \U0010ffff ▁ \U0010fffe", "▁▁", "▅ ▁"])
+def test_the_mark_for_a_space_comes_back_when_it_was_typed(text):
+    tokenizer = tiny_tokenizer()
+    for ids in (tokenizer.encode(text), *tokenizer.sample([text] * 3, 0.2, 1)):
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.ids(tokenizer.pieces(ids)) == ids
+
+
+def test_white_space_in_training_text_is_what_it_is_in_translation():
+    plain = [*ENGLISH, *CHINESE]
+    marks = itertools.cycle(["\t", "\u3000", "\r", "  ", "\u00a0", "\u2028", " ▁ "])
+    odd = [f"\t{next(marks).join(line.split())}\u3000" for line in plain]
+    assert Tokenizer.train(odd, 420, threads=1).model == Tokenizer.train(plain, 420, threads=1).model
+
+
+def test_lines_that_sentencepiece_would_leave_out_in_silence_are_counted(caplog):
+    lines = [*ENGLISH, "x " * 40_000, "a ▅ b", "字" * 21_845]
+    with caplog.at_level(logging.WARNING, "translator"):
+        Tokenizer.train(lines, threads=1)
+    assert "without 2 of 13 lines: they are longer than 65,536 bytes or hold ▅" in caplog.text
+    with pytest.raises(UserError, match="no text"):
+        Tokenizer.train(["x " * 40_000], threads=1)
+
+
+@pytest.mark.parametrize(
+    "lines", [["a"], ["你好"], ENGLISH[:1], ENGLISH, CHINESE, ENGLISH + CHINESE, [chr(0x4E00 + n) for n in range(3000)]]
+)
+def test_the_size_fits_any_text_unless_one_is_asked_for(lines):
+    tokenizer = Tokenizer.train(lines, threads=1)
+    assert 261 <= tokenizer.vocab_size <= 32_000
+    for line in lines[:50]:
+        assert tokenizer.decode(tokenizer.encode(line)) == line
+
+
+def test_the_size_grows_with_the_root_of_the_text():
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 9))) for _ in range(20_000)]
+    sizes = [
+        Tokenizer.train([" ".join(draw.choices(words, k=8)) for _ in range(count)]).vocab_size for count in (400, 6400)
+    ]
+    assert sizes[1] == pytest.approx(4 * sizes[0], rel=0.05)
+
+
+def range_named(error: UserError) -> tuple[int, int]:
     assert "\n" not in str(error) and "INTERNAL" not in str(error)
-    return int(str(error).split()[-1])
+    found = re.search(r"which can have from (\d+) to (\d+); leave it out", str(error))
+    assert found, error
+    return int(found[1]), int(found[2])
 
 
-def test_a_vocabulary_too_large_names_the_largest():
-    with pytest.raises(UserError, match=r"vocab_size = 8000 is too large for this text; at most \d+") as caught:
-        Tokenizer.train(ENGLISH, 8000, threads=1)
-    most = limit_named(caught.value)
-    assert Tokenizer.train(ENGLISH, most, threads=1).vocab_size == most
-    with pytest.raises(UserError, match="too large"):
-        Tokenizer.train(ENGLISH, most + 1, threads=1)
-
-
-def test_a_vocabulary_too_small_names_the_smallest():
-    with pytest.raises(UserError, match=r"vocab_size = 100 is too small for this text; at least \d+") as caught:
-        Tokenizer.train(ENGLISH, 100, threads=1)
-    least = limit_named(caught.value)
-    assert Tokenizer.train(ENGLISH, least, threads=1).vocab_size == least
-    with pytest.raises(UserError, match="too small"):
-        Tokenizer.train(ENGLISH, least - 1, threads=1)
+@pytest.mark.parametrize(("size", "wrong"), [(8000, "large"), (270, "small")])
+def test_a_vocabulary_that_the_text_cannot_have_names_the_whole_range(size, wrong):
+    with pytest.raises(UserError, match=rf"vocab_size = {size} is too {wrong} for this text") as caught:
+        Tokenizer.train(ENGLISH, size, threads=1)
+    least, most = range_named(caught.value)
+    for end in (least, most):
+        assert Tokenizer.train(ENGLISH, end, threads=1).vocab_size == end
+    for beyond in (least - 1, most + 1):
+        with pytest.raises(UserError) as caught:
+            Tokenizer.train(ENGLISH, beyond, threads=1)
+        assert range_named(caught.value) == (least, most)
 
 
 @pytest.mark.parametrize("sentences", [[], ["", ""]], ids=str)
@@ -119,6 +207,15 @@ def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path):
         assert "\n" not in str(caught.value)
     path.write_bytes(tiny_tokenizer().model)
     assert Tokenizer.load(path).vocab_size == VOCABULARY
+
+
+def test_a_tokenizer_with_a_piece_that_is_not_utf8_is_refused(tmp_path):
+    model = tiny_tokenizer().model
+    piece = "的".encode() if "的".encode() in model else "猫".encode()
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model.replace(piece, b"\xff\xfe\xfd", 1))
+    with pytest.raises(UserError, match=r"tokenizer\.model: the tokenizer has a piece that is not UTF-8"):
+        Tokenizer.load(path)
 
 
 def test_a_tokenizer_without_padding_is_refused(tmp_path):
