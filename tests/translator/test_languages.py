@@ -6,7 +6,7 @@ from langcodes.language_lists import CLDR_LANGUAGES
 from translator.errors import UserError
 from translator.languages import language
 from translator.metrics import bleu_tokenizer
-from translator.pipeline.text import join_sentences, split_sentences
+from translator.pipeline.sentences import join_sentences, split_sentences
 
 
 @pytest.mark.parametrize(

@@ -486,7 +486,7 @@ def script(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> list[in
         def compact(self, keep: Tensor) -> None:
             self.left = [self.left[index] for index in keep.tolist()]
 
-    monkeypatch.setattr("translator.pipeline.translator.CachedStepper", Scripted)
+    monkeypatch.setattr("translator.pipeline.decoding.CachedStepper", Scripted)
     return steps
 
 

@@ -1,5 +1,7 @@
-"""Lines to translations: `Translator` asks `text` for the sentences of each line, `batching` for batches of them, the
-model and `search` for each batch's hypotheses, and `text` again to make lines of these.
+"""Lines to translations.
+
+`Translator` (`translator.py`) asks `sentences.py` for the sentences of each line and `text.py` for what of them fits
+the model; `decoding.py` takes them in the batches of `batching.py` through model and search; then the lines are joined.
 """
 
 from translator.pipeline.translator import Candidate, Translator

@@ -2,40 +2,22 @@
 
 import dataclasses
 
-from sentencex import segment
-
 from translator.errors import UserError
-from translator.languages import language as language_of
 from translator.search import Hypothesis
 from translator.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """One sentence of one line: `place` 0 is the line's first."""
+    """One sentence of one line: `place` 0 is the line's first; `marker` goes before its translation as it is."""
 
     line: int
     place: int
+    marker: str
     text: str
     ids: list[int]
     prefix: list[int]
     found: list[Hypothesis] = dataclasses.field(default_factory=list)
-
-
-def split_sentences(text: str, language: str) -> list[str]:
-    """The sentences of `text`, stripped, none blank; rules of `language`, a code."""
-    sentences = (sentence.strip() for sentence in segment(language_of(language).primary, text))
-    return [sentence for sentence in sentences if sentence]
-
-
-def join_sentences(sentences: list[str], language: str) -> str:
-    """Sentences as running text of `language`."""
-    return sentence_gap(language).join(sentence for sentence in sentences if sentence)
-
-
-def sentence_gap(language: str) -> str:
-    """What stands between two sentences of running text."""
-    return " " if language_of(language).spaced else ""
 
 
 def fitted(tokenizer: Tokenizer, sentence: str, limit: int) -> tuple[str, list[int], int]:

@@ -8,25 +8,32 @@ from typing import Any
 
 import torch
 
+from translator.arguments import item_list, text_list
+from translator.cache import CACHE_KINDS
 from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, read_checkpoint
 from translator.config import DecodeConfig, parse
 from translator.device import usable_device
 from translator.errors import UserError
 from translator.padding import pad, padding
-from translator.pipeline.batching import batches
-from translator.pipeline.text import Piece, check_text, fitted, join_sentences, one_line, sentence_gap, split_sentences
-from translator.search import CachedStepper, Sentences, greedy_steps, rows_per_sentence, search
+from translator.pipeline.batching import Progress, batches, line_counter
+from translator.pipeline.decoding import PieceDecoder
+from translator.pipeline.sentences import join_sentences, marker_text, sentence_gap, split_marker, split_sentences
+from translator.pipeline.text import Piece, check_text, fitted, one_line
+from translator.search import Hypothesis
 from translator.search.base import check_finite
 
 log = logging.getLogger("translator")
+
+BATCH_TOKENS = 8192
+DEFAULT_CACHE = "dynamic"
 
 
 @dataclasses.dataclass(slots=True)
 class Candidate:
     """One translation of a line: its text, log-probability and score; sums, for a line of several sentences.
 
-    `sources` are the sentences that the line was split into, one too long as far as it was translated; `tokens` are the
-    pieces of each one's translation.
+    `sources` are the sentences that the line was split into, without the number of a list's item, which is copied, and
+    one too long as far as it was translated; `tokens` are the pieces of each one's translation.
     """
 
     text: str
@@ -39,19 +46,28 @@ class Candidate:
 class Translator:
     """A checkpoint ready to translate.
 
-    `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind.
+    `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind;
+    raises `UserError` for an unknown one. Lines, sources, targets and prefixes are lists of texts everywhere: a single
+    string in their place is a `TypeError`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, batch_tokens: int = 8192, cache: str = "dynamic") -> None:
+    def __init__(self, checkpoint: Checkpoint, *, batch_tokens: int = BATCH_TOKENS, cache: str = DEFAULT_CACHE) -> None:
+        if cache not in CACHE_KINDS:
+            raise UserError(f"unknown cache kind {cache!r}; known: {', '.join(sorted(CACHE_KINDS))}")
         self.model = checkpoint.model.eval()
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
-        self.cache = cache
+        self._decoder = PieceDecoder(self.model, self.tokenizer, batch_tokens, cache)
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path | None = None, *, device: str = "cpu", batch_tokens: int = 8192, cache: str = "dynamic"
+        cls,
+        path: str | Path | None = None,
+        *,
+        device: str = "cpu",
+        batch_tokens: int = BATCH_TOKENS,
+        cache: str = DEFAULT_CACHE,
     ) -> "Translator":
         """The checkpoint in folder `path`, by default the shipped model; raises `UserError` when it can't be used."""
         checkpoint = read_checkpoint(Path(path) if path else DEFAULT_CHECKPOINT, usable_device(device))
@@ -65,13 +81,16 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         split: bool = True,
         first_line: int = 1,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> list[str]:
         """The best translation of each line, in the order given; blank lines give empty ones.
 
         See `candidates` for the arguments.
         """
-        found = self.candidates(lines, config, prefixes=prefixes, split=split, first_line=first_line, **settings)
+        found = self.candidates(
+            lines, config, prefixes=prefixes, split=split, first_line=first_line, progress=progress, **settings
+        )
         return [candidates[0].text for candidates in found]
 
     def candidates(
@@ -82,24 +101,30 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         split: bool = True,
         first_line: int = 1,
+        progress: Progress | None = None,
         **settings: Any,
     ) -> list[list[Candidate]]:
-        """The `n_best` translations of each line, best first; at least one for every line.
+        """The `n_best` translations of each line, best first; at least one for every line, no two of the same text.
 
-        `settings` change `config`, by default the checkpoint's: `translate(lines, beam_size=5)`.
-        `prefixes` force how each translation begins. A line of several sentences is split, translated and joined again
-        unless `split` is False. A sentence longer than the model's positions is cut, with a warning that names its
-        line, counted from `first_line`. Raises `UserError` for settings this model can't meet.
+        There are fewer where the search found fewer texts. `settings` change `config`, by default the checkpoint's:
+        `translate(lines, beam_size=5)`. `prefixes` force how each translation begins. A line of several sentences is
+        split, translated and joined again, the numbers of a list copied, unless `split` is False. A sentence longer
+        than the model's positions is cut, with a warning that names its line, counted from `first_line`.
+        `progress(done, total)` counts lines. Raises `UserError` for settings this model can't meet.
         """
         config = self.decode_config(config, **settings)
-        if prefixes is not None and len(prefixes) != len(lines):
-            raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
+        lines = text_list(lines, "lines")
+        if prefixes is not None:
+            prefixes = text_list(prefixes, "prefixes")
+            if len(prefixes) != len(lines):
+                raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
         by_line = [
             self._pieces(index, line, prefixes[index] if prefixes else "", split, first_line)
             for index, line in enumerate(lines)
         ]
-        self._decode([piece for pieces in by_line for piece in pieces], config, first_line)
-        return [self._joined(pieces) for pieces in by_line]
+        decoded = line_counter(by_line, progress) if progress else None
+        self._decoder.decode([piece for pieces in by_line for piece in pieces], config, first_line, decoded)
+        return [self._joined(pieces, config.n_best) for pieces in by_line]
 
     def stream(self, text: str, config: DecodeConfig | None = None, **settings: Any) -> Iterator[str]:
         """Yields the translation of `text` as it comes: token by token when greedy, else sentence by sentence.
@@ -107,13 +132,16 @@ class Translator:
         The parts joined are what `translate([text])` returns.
         """
         config = self.decode_config(config, **settings)
-        written = ""
+        (text,) = text_list([text], "text")
+        language, started = self.config.target_language, False
         for piece in self._pieces(0, text, "", True, 1):
-            gap = sentence_gap(self.config.target_language) if written else ""
-            for part in self._stream_piece(piece, config):
+            before = marker_text(piece.marker, language)
+            if started:
+                before = sentence_gap(language) + before
+            for part in self._decoder.stream(piece, config):
                 if part:
-                    yield gap + part
-                    written, gap = written + part, ""
+                    yield before + part
+                    before, started = "", True
 
     def score(self, sources: Sequence[str], targets: Sequence[str | list[str]]) -> list[tuple[float, int]]:
         """(log-probability, tokens) of each target given its source, teacher-forced.
@@ -122,6 +150,7 @@ class Translator:
         scored as they are: a translation cut at its longest has no end token. Raises `UserError` for a source or target
         longer than the model's positions.
         """
+        sources, targets = text_list(sources, "sources"), item_list(targets, "targets")
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: there must be as many of each")
         pairs = [
@@ -155,91 +184,52 @@ class Translator:
         check_text(first_line + index, line, prefix)
         limit = self.config.model.max_positions
         pieces = []
-        for place, sentence in enumerate(self._sentence_texts(line, split)):
+        for place, (marker, sentence) in enumerate(self._marked_sentences(line, prefix, split)):
             kept, ids, whole = fitted(self.tokenizer, sentence, limit)
             if whole > limit:
                 log.warning(
                     "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, whole, limit
                 )
-            pieces.append(Piece(index, place, kept, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+            pieces.append(Piece(index, place, marker, kept, ids, self.tokenizer.encode(prefix) if place == 0 else []))
         return pieces
 
-    def _sentence_texts(self, line: str, split: bool) -> list[str]:
+    def _marked_sentences(self, line: str, prefix: str, split: bool) -> list[tuple[str, str]]:
+        """A line's sentences, each with the number of a list before it; a forced beginning leaves no room for one."""
         if not line.strip():
             return []
-        return split_sentences(line, self.config.source_language) if split else [line]
+        language = self.config.source_language
+        if not split:
+            return [("", line)]
+        first, *others = split_sentences(line, language)
+        return [("", first) if prefix else split_marker(first, language), *(split_marker(s, language) for s in others)]
 
-    def _decode(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> None:
-        rows = rows_per_sentence(config)
-        for batch in batches([len(piece.ids) * rows for piece in pieces], self.batch_tokens):
-            members = [pieces[index] for index in batch]
-            sentences = self._sentences(members, config, first_line)
-            for piece, found in zip(members, search(self._stepper(members, rows), sentences, config), strict=True):
-                piece.found = found
-
-    @torch.no_grad()
-    def _stepper(self, pieces: list[Piece], rows: int) -> CachedStepper:
-        device = self.model.embedding.weight.device
-        source = pad([piece.ids for piece in pieces], self.tokenizer.pad_id).to(device)
-        hidden = padding([len(piece.ids) for piece in pieces]).to(device)
-        memory = self.model.encode(source, hidden)
-        capacity = self.config.model.max_positions if self.cache == "static" else None
-        return CachedStepper(self.model, self.model.start(memory, hidden, self.cache, capacity, beams=rows))
-
-    def _sentences(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> Sentences:
-        limit = self.config.model.max_positions
-        for piece in pieces:
-            if len(piece.prefix) >= limit:
-                raise UserError(
-                    f"line {first_line + piece.line}: the target prefix has {len(piece.prefix)} tokens; "
-                    f"this model's targets end at {limit}"
-                )
-        return Sentences(
-            max_lengths=[min(config.max_length(len(piece.ids)), limit) for piece in pieces],
-            bos_id=self.tokenizer.bos_id,
-            eos_id=self.tokenizer.eos_id,
-            pad_id=self.tokenizer.pad_id,
-            prefixes=[piece.prefix for piece in pieces] if any(piece.prefix for piece in pieces) else (),
-            keys=[(first_line + piece.line, piece.place) for piece in pieces],
-        )
-
-    def _joined(self, pieces: list[Piece]) -> list[Candidate]:
+    def _joined(self, pieces: list[Piece], most: int) -> list[Candidate]:
+        """At most `most` candidates of a line from its pieces' hypotheses, no two of the same text."""
         if not pieces:
             return [Candidate("", 0.0, 0.0, [], [])]
-        candidates = []
-        for rank in range(max(len(piece.found) for piece in pieces)):
+        by_text: dict[str, Candidate] = {}
+        for rank in range(min(most, max(len(piece.found) for piece in pieces))):
             # A sentence with fewer hypotheses than another stays at its last.
             chosen = [piece.found[min(rank, len(piece.found) - 1)] for piece in pieces]
-            candidates.append(
+            text = self._line_text(pieces, chosen)
+            by_text.setdefault(
+                text,
                 Candidate(
-                    join_sentences(
-                        [one_line(self.tokenizer, hypothesis.tokens) for hypothesis in chosen],
-                        self.config.target_language,
-                    ),
+                    text,
                     sum(hypothesis.log_prob for hypothesis in chosen),
                     sum(hypothesis.score for hypothesis in chosen),
                     [piece.text for piece in pieces],
                     [self.tokenizer.pieces(hypothesis.tokens) for hypothesis in chosen],
-                )
+                ),
             )
-        return candidates
+        return list(by_text.values())
 
-    def _stream_piece(self, piece: Piece, config: DecodeConfig) -> Iterator[str]:
-        if config.sampling or config.beam_size > 1:
-            self._decode([piece], config, 1)
-            yield one_line(self.tokenizer, piece.found[0].tokens)
-            return
-        shown = ""
-        sentences = self._sentences([piece], config, 1)
-        for history, ended in greedy_steps(self._stepper([piece], 1), sentences, config):
-            text = one_line(self.tokenizer, history[0].tolist())
-            # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD. Should it prove
-            # to be white space, the space before it is no longer in the middle of the text.
-            if not ended:
-                text = text.rstrip("\ufffd").rstrip()
-            if text.startswith(shown):
-                yield text[len(shown) :]
-                shown = text
+    def _line_text(self, pieces: list[Piece], chosen: list[Hypothesis]) -> str:
+        language, texts = self.config.target_language, []
+        for piece, hypothesis in zip(pieces, chosen, strict=True):
+            text = one_line(self.tokenizer, hypothesis.tokens)
+            texts.append(marker_text(piece.marker, language) + text if text else "")
+        return join_sentences(texts, language)
 
     def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
         tokenizer, limit = self.tokenizer, self.config.model.max_positions
