@@ -16,5 +16,5 @@ def text_list(value: Iterable[str], name: str) -> list[str]:
 def item_list(value: Iterable[Any], name: str) -> list[Any]:
     """`value` as a list; raises `TypeError` for a string, which is one text and not a list."""
     if isinstance(value, str | bytes):
-        raise TypeError(f"{name} must be a list of texts, not one {type(value).__name__}: put it in a list, [{name}]")
+        raise TypeError(f"{name} must be a list of texts, not one {type(value).__name__}: put it in a list")
     return list(value)

@@ -6,6 +6,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 
+from translator.arguments import item_list, text_list
 from translator.errors import UserError
 from translator.languages import language as language_of
 
@@ -29,8 +30,10 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
     """BLEU and chrF of `hypotheses` against each one's `references`, at least one of them.
 
     Raises `UserError` when the counts differ, a sentence has no reference, there is nothing to score or the language's
-    code is unknown.
+    code is unknown; `TypeError` for a single string where a list of texts belongs.
     """
+    hypotheses, references = text_list(hypotheses, "hypotheses"), item_list(references, "references")
+    references = [text_list(versions, f"references of sentence {n}") for n, versions in enumerate(references, 1)]
     if len(hypotheses) != len(references):
         raise UserError(f"{len(hypotheses)} hypotheses and {len(references)} references: there must be as many of each")
     if not hypotheses:

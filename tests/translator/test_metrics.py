@@ -66,3 +66,17 @@ def test_unequal_counts_and_nothing_to_score_are_refused():
 def test_empty_hypotheses_score_nothing():
     scores = corpus_scores(["", ""], [["a b c d"], ["e f g h"]], "en")
     assert scores.bleu == 0 and scores.chrf == 0
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "name"),
+    [
+        (["It is here."], ["It is here."], "references of sentence 1 must be a list of texts, not one str"),
+        ("a", [["a"]], "hypotheses must be a list"),
+        (["a"], "a", "references must be a list"),
+        (["a"], [[1]], "references of sentence 1 must be texts; number 1 is a int"),
+    ],
+)
+def test_a_string_is_no_list_of_references(hypotheses, references, name):
+    with pytest.raises(TypeError, match=name):
+        corpus_scores(hypotheses, references, "en")

@@ -16,6 +16,7 @@ from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.pipeline import Candidate, Translator
 from translator.pipeline.batching import batches
+from translator.pipeline.decoding import PieceDecoder
 from translator.search import Sentences
 from translator.search.sampling import Sampler
 
@@ -309,6 +310,103 @@ def test_n_best_is_sorted_and_distinct():
             assert scores == sorted(scores, reverse=True)
 
 
+class Unmoved:
+    """A stepper whose logits depend on the step alone: `steps[t]` gives those of some pieces, the rest is hopeless."""
+
+    def __init__(self, steps: list[dict[str, float]], batch_size: int, beams: int) -> None:
+        self.steps, self.batch_size, self.beams, self.t = steps, batch_size, beams, 0
+
+    def step(self, tokens: Tensor) -> Tensor:
+        logits = torch.full((tiny_tokenizer().vocab_size,), -30.0)
+        for piece, value in self.steps[min(self.t, len(self.steps) - 1)].items():
+            logits[tiny_tokenizer().ids([piece])] = value
+        self.t += 1
+        return logits.expand(len(tokens), -1).clone()
+
+    def reorder(self, beam: Tensor) -> None: ...
+
+    def compact(self, keep: Tensor) -> None:
+        self.batch_size = len(keep)
+
+
+def spelling(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[int]:
+    """Makes every model say `steps`; returns the rows of each search made."""
+    rows_seen: list[int] = []
+
+    def stepper(self: object, pieces: list[object], rows: int) -> Unmoved:
+        rows_seen.append(rows)
+        return Unmoved(list(steps), len(pieces), rows)
+
+    monkeypatch.setattr(PieceDecoder, "_stepper", stepper)
+    return rows_seen
+
+
+END = {"</s>": 9.0}
+
+
+def test_token_sequences_that_spell_the_same_text_are_one_alternative(monkeypatch):
+    rows = spelling(monkeypatch, {"o": 5.0, "<0x6F>": 4.0, "猫": 3.0, "狗": 2.0}, END)
+    (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=2, n_best=2))
+    assert [candidate.text for candidate in found] == ["o", "猫"]
+    assert [candidate.tokens for candidate in found] == [[["o", "</s>"]], [["猫", "</s>"]]]
+    assert rows == [2, 4]
+    (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=4, n_best=3))
+    assert [candidate.text for candidate in found] == ["o", "猫", "狗"]
+    assert rows == [2, 4, 4], "the beam held a third text already"
+
+
+def test_there_may_be_fewer_alternatives_than_asked_for(monkeypatch):
+    spelling(monkeypatch, {"o": 5.0, "<0x6F>": 4.0}, END)
+    (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=2, n_best=2, max_length_extra=1))
+    assert found[0].text == "o" and len({candidate.text for candidate in found}) == len(found)
+
+
+def test_samples_are_different_texts_too(monkeypatch):
+    spelling(monkeypatch, {"o": 5.0, "<0x6F>": 5.0, "猫": 3.0}, END)
+    for seed in range(5):
+        config = DecodeConfig(sampling=True, n_best=3, seed=seed)
+        for found in tiny_translator().candidates(["Yes.", "No. Good."], config):
+            assert len({candidate.text for candidate in found}) == len(found) <= 3
+
+
+def test_one_translation_is_searched_for_once(monkeypatch):
+    rows = spelling(monkeypatch, {"o": 5.0, "<0x6F>": 4.0}, END)
+    assert tiny_translator().translate(["Yes."], DecodeConfig(beam_size=3)) == ["o"]
+    assert rows == [3]
+
+
+def test_the_numbers_of_a_list_are_copied(monkeypatch):
+    rows = spelling(monkeypatch, {"猫": 5.0}, END)
+    lines = ["1. Yes. 2) No.", "Yes. (a) No.", "3. Yes.", "12."]
+    assert tiny_translator().translate(lines, GREEDY) == ["1. 猫2) 猫", "猫(a) 猫", "3. 猫", "猫"]
+    assert ["".join(tiny_translator().stream(line, GREEDY)) for line in lines] == [
+        "1. 猫2) 猫",
+        "猫(a) 猫",
+        "3. 猫",
+        "猫",
+    ]
+    ((found,),) = tiny_translator().candidates(["1. Yes. 2) No."], GREEDY)
+    assert found.sources == ["Yes.", "No."] and found.tokens == [["猫", "</s>"]] * 2
+    ((whole,),) = tiny_translator().candidates(["1. Yes."], GREEDY, split=False)
+    assert (whole.text, whole.sources) == ("猫", ["1. Yes."])
+    assert rows
+
+
+def test_a_forced_beginning_comes_before_the_number_of_a_list():
+    (text,) = tiny_translator().translate(["1. The cat sat. 2. The dog sat."], GREEDY, prefixes=["价格"])
+    assert text.startswith("价格") and "2. " in text and "1. " not in text
+
+
+def test_progress_counts_whole_lines():
+    calls: list[tuple[int, int]] = []
+    lines = ["", *ENGLISH[:4], "One. Two. Three.", ""]
+    translator = tiny_translator(batch_tokens=30)
+    translator.translate(lines, GREEDY, progress=lambda done, total: calls.append((done, total)))
+    assert [total for _, total in calls] == [7] * len(calls) and len(calls) > 3
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert calls[0][0] < 7 and calls[-1] == (7, 7)
+
+
 def test_a_line_of_several_sentences_has_n_best_too():
     (candidates,) = tiny_translator().candidates(["The cat sat on the mat. Yes."], BEAM)
     assert len(candidates) == 4
@@ -503,6 +601,35 @@ def test_a_beam_larger_than_the_vocabulary_is_refused():
         with pytest.raises(UserError, match=f"beam_size {most + 1} .* {most} tokens"):
             call()
     assert len(translator.candidates(["Yes."], DecodeConfig(beam_size=most, n_best=most, max_length_extra=1))[0]) > 1
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda t: t.translate("How are you?"), "lines"),
+        (lambda t: t.candidates("How are you?"), "lines"),
+        (lambda t: t.translate(b"How are you?"), "lines"),
+        (lambda t: t.translate(["Yes.", 7]), "lines.* number 2 is a int"),
+        (lambda t: t.translate(["Yes."], prefixes="猫"), "prefixes"),
+        (lambda t: t.score("ab", ["a", "b"]), "sources"),
+        (lambda t: t.score(["a", "b"], "ab"), "targets"),
+        (lambda t: list(t.stream(["Yes."])), "text"),
+    ],
+    ids=str,
+)
+def test_one_string_is_no_list_of_lines(call, name):
+    with pytest.raises(TypeError, match=name):
+        call(tiny_translator())
+
+
+def test_any_iterable_of_lines_will_do():
+    translator = tiny_translator()
+    assert translator.translate(line for line in ("Yes.", "No.")) == translator.translate(["Yes.", "No."])
+
+
+def test_a_cache_kind_that_is_none_is_refused_with_those_that_are():
+    with pytest.raises(UserError, match="unknown cache kind 'elastic'; known: dynamic, static"):
+        tiny_translator(cache="elastic")
 
 
 def test_prefixes_that_do_not_fit_are_refused():
