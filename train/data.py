@@ -33,14 +33,16 @@ class Data:
         return digest.hexdigest()[:16]
 
 
-def load_data(recipe: Recipe, base: Path, say: Say) -> Data:
+def load_data(recipe: Recipe, base: Path, say: Say, dropped: dict[str, list[Pair]] | None = None) -> Data:
     """Reads, simplifies, splits and filters the corpora of a recipe, and says what each filter dropped.
 
+    `dropped` receives the first few pairs of each filter.
     Raises `UserError` for corpora that can't be read or leave nothing to train on.
     """
     split = _split(recipe, base)
     held_out = split.dev + split.test
-    kept, account = filter_pairs(split.train, held_out, recipe.filters, recipe.source_language, recipe.target_language)
+    languages = recipe.source_language, recipe.target_language
+    kept, account = filter_pairs(split.train, held_out, recipe.filters, *languages, dropped)
     for line in account_lines(account, len(kept)):
         say(line)
     if not kept:
@@ -65,13 +67,18 @@ def _split(recipe: Recipe, base: Path) -> Split:
     return split_pairs(train, recipe.split.key)
 
 
-def fits(pairs: list[Pair], tokenizer: Tokenizer, max_tokens: int, say: Say) -> list[Pair]:
-    """The pairs of which neither side is longer than `max_tokens`, end token included; says how many were dropped."""
-    kept = [
+def within(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list[Pair]:
+    """The pairs of which neither side is longer than `max_tokens`, end token included."""
+    return [
         pair
         for pair in pairs
         if max(len(tokenizer.encode(pair.source)), len(tokenizer.encode(pair.target))) < max_tokens
     ]
+
+
+def fits(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int, say: Say) -> list[Pair]:
+    """`within`, and says how many were dropped; raises `UserError` when none is left."""
+    kept = within(pairs, tokenizer, max_tokens)
     say(f"- longer than {max_tokens} tokens  {len(pairs) - len(kept):,}")
     if not kept:
         raise UserError(f"training.max_tokens = {max_tokens}: every pair is longer")

@@ -6,6 +6,7 @@ The text itself is never changed, except that blanks around it go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Annotated
 
 import pydantic
@@ -22,6 +23,7 @@ _Drops = Callable[[Pair], bool]
 # Scripts that put no spaces between words. A character of the first is about a word; the second need several.
 _CHARACTER_IS_WORD = regex.compile(r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]")
 _SPACELESS_ALPHABET = regex.compile(r"[\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]{1,4}")
+SAMPLES = 3
 # Below this many units, one word more or less makes any ratio.
 _RATIO_FROM = 10
 
@@ -42,8 +44,8 @@ class FilterConfig:
         pydantic.ValidationError: a value is out of range or of another type, or a script does not exist.
     """
 
-    max_characters: Annotated[int, pydantic.Field(gt=0)] = 400
-    max_length_ratio: Annotated[float, pydantic.Field(ge=1, allow_inf_nan=False)] = 4.0
+    max_characters: Annotated[int, pydantic.Field(gt=0, le=10**9)] = 400
+    max_length_ratio: Annotated[float, pydantic.Field(ge=1, le=1e9, allow_inf_nan=False)] = 4.0
     target_script: str = "auto"
     drop_duplicates: bool = True
     drop_copies: bool = True
@@ -62,20 +64,24 @@ def filter_pairs(
     config: FilterConfig,
     source_language: str,
     target_language: str,
+    samples: dict[str, list[Pair]] | None = None,
 ) -> tuple[list[Pair], Account]:
     """The pairs to train on, and for each filter in its fixed order how many pairs it dropped.
 
     A pair counts for the first filter that drops it. `held_out` is dev and test together: a pair goes when
-    either of its sides is a sentence of theirs, whatever the case of its letters.
+    either of its sides is a sentence of theirs, whatever the case of its letters. `samples` receives the first few
+    pairs that each filter dropped.
     """
     filters = _filters(held_out, config, source_language, target_language)
     dropped = dict.fromkeys((name for name, _ in filters), 0)
     kept = []
     for raw in train:
-        pair = Pair(raw.source.strip(), raw.target.strip(), raw.origin)
+        pair = replace(raw, source=raw.source.strip(), target=raw.target.strip())
         for name, drops in filters:
             if drops(pair):
                 dropped[name] += 1
+                if samples is not None and dropped[name] <= SAMPLES:
+                    samples.setdefault(name, []).append(pair)
                 break
         else:
             kept.append(pair)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from train.data import Data
-from train.recipe import Recipe
-from train.report import Report
+from train.data import Data, Say
+from train.recipe import Auto, Recipe
 from translator.checkpoint import Checkpoint, CheckpointConfig, read_checkpoint
 from translator.config import preset
 from translator.errors import UserError
@@ -16,10 +15,15 @@ from translator.model import TranslationModel
 from translator.tokenizer import Tokenizer
 
 
-def new_checkpoint(recipe: Recipe, data: Data, report: Report) -> Checkpoint:
-    """An untrained model and a tokenizer trained on the training text."""
+def new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
+    """A tokenizer trained on the training text."""
     sentences = [text for pair in data.train for text in (pair.source, pair.target)]
-    tokenizer = Tokenizer.train(sentences, recipe.tokenizer.vocab_size)
+    size = recipe.tokenizer.vocab_size
+    return Tokenizer.train(sentences, None if isinstance(size, Auto) else size)
+
+
+def new_checkpoint(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Checkpoint:
+    """An untrained model of the shape that a fitted `recipe` names."""
     torch.manual_seed(recipe.seed)
     config = CheckpointConfig(
         source_language=recipe.source_language,
@@ -28,7 +32,10 @@ def new_checkpoint(recipe: Recipe, data: Data, report: Report) -> Checkpoint:
         decode=recipe.decode,
     )
     model = TranslationModel(config.model)
-    report.say(f"model {recipe.model.preset}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
+    say(
+        f"model {recipe.model.preset}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, "
+        f"vocabulary {tokenizer.vocab_size:,}"
+    )
     return Checkpoint(model, tokenizer, config)
 
 

@@ -3,16 +3,50 @@
 import dataclasses
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from train.filters import FilterConfig
-from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse
+from train.paths import usable_path
+from translator.bounds import MOST_POSITIONS, MOST_ROWS, MOST_VOCABULARY
+from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse, preset
 from translator.errors import UserError
 from translator.languages import LanguageCode
+from translator.textio import read_limited
 
+
+class Auto(int):
+    """What stands in Python for "auto" in a recipe: a number that the run works out from its text, see `train.fit`."""
+
+
+AUTO = Auto(-1)
+MOST_STEPS = 100_000_000
+
+
+def _auto(value: object, check: ValidatorFunctionWrapHandler) -> int:
+    return AUTO if value == "auto" or isinstance(value, Auto) else int(check(value))
+
+
+def _shown(value: int) -> int | str:
+    return "auto" if isinstance(value, Auto) else value
+
+
+Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+AutoCount = Annotated[int, Field(ge=1, le=MOST_STEPS), WrapValidator(_auto), PlainSerializer(_shown)]
+AutoSteps = Annotated[int, Field(ge=0, le=MOST_STEPS), WrapValidator(_auto), PlainSerializer(_shown)]
+AutoSize = Annotated[int, Field(ge=261, le=MOST_VOCABULARY), WrapValidator(_auto), PlainSerializer(_shown)]
+
+LARGEST_RECIPE = 1 << 20  # bytes
 RECIPES = Path(__file__).resolve().parent / "recipes"
 
 
@@ -29,7 +63,7 @@ class SplitConfig:
 class TokenizerConfig:
     """The joint vocabulary. `sampling_alpha` above 0 draws another segmentation of the training text each epoch."""
 
-    vocab_size: int = Field(default=8000, ge=261)
+    vocab_size: AutoSize = AUTO
     sampling_alpha: float = Field(default=0.0, ge=0, le=1)
 
 
@@ -38,7 +72,7 @@ class TokenizerConfig:
 class ModelSection:
     """A preset and what to change in it; `vocab_size` comes from the tokenizer."""
 
-    preset: str = "small"
+    preset: str = "auto"
     d_model: int | None = None
     nhead: int | None = None
     num_encoder_layers: int | None = None
@@ -46,13 +80,16 @@ class ModelSection:
     dim_feedforward: int | None = None
     dropout: float | None = None
     activation: str | None = None
+    layer_norm_eps: float | None = None
     positions: str | None = None
     max_positions: int | None = None
 
     @model_validator(mode="after")
-    def _check_preset(self) -> "ModelSection":
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset {self.preset!r} is unknown; known: {', '.join(sorted(PRESETS))}")
+    def _check(self) -> "ModelSection":
+        if self.preset != "auto" and self.preset not in PRESETS:
+            raise ValueError(f"preset {self.preset!r} is unknown; known: auto, {', '.join(sorted(PRESETS))}")
+        # A slip shows before any text is read; the vocabulary comes from the text.
+        preset("small" if self.preset == "auto" else self.preset, 1000, **self.overrides())
         return self
 
     def overrides(self) -> dict[str, Any]:
@@ -62,28 +99,30 @@ class ModelSection:
 
 _OVERRIDES = {field.name for field in dataclasses.fields(ModelSection)} - {"preset"}
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingConfig:
     """Optimiser and loop. A batch holds at most `batch_tokens` target tokens, padding included; `accumulate` batches
-    make one step. The learning rate rises over `warmup_steps` and then falls, to zero at `max_steps` where the
-    schedule is cosine or linear."""
+    make one step. The learning rate rises over `warmup_steps`, at most a quarter of the run, and then falls, to zero at
+    `max_steps` where the schedule is cosine or linear."""
 
-    max_steps: int = Field(default=10_000, ge=1)
-    batch_tokens: int = Field(default=3072, ge=16)
-    accumulate: int = Field(default=1, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
-    warmup_steps: int = Field(default=500, ge=0)
+    max_steps: AutoCount = AUTO
+    batch_tokens: int = Field(default=3072, ge=16, le=10_000_000)
+    accumulate: int = Field(default=1, ge=1, le=100_000)
+    learning_rate: float = Field(default=1e-3, gt=0, le=100)
+    warmup_steps: AutoSteps = AUTO
     schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "cosine"
-    weight_decay: float = Field(default=0.01, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    adam_betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0, le=1e9)
     average_decay: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_tokens: int = Field(default=128, ge=4)
-    log_every: int = Field(default=50, ge=1)
-    save_every: int = Field(default=500, ge=1)
+    max_tokens: int = Field(default=128, ge=4, le=MOST_POSITIONS)
+    log_every: Count = 50
+    save_every: Count = 500
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -91,12 +130,12 @@ class EvaluationConfig:
     """Validation every `every` steps: loss and real translations of at most `sentences` dev sentences. Training stops
     when `metric` has not improved for `patience` validations; 0 never stops early."""
 
-    every: int = Field(default=500, ge=1)
-    sentences: int = Field(default=1000, ge=1)
+    every: AutoCount = AUTO
+    sentences: Count = 1000
     metric: Literal["bleu", "chrf", "loss"] = "bleu"
-    patience: int = Field(default=0, ge=0)
-    samples: int = Field(default=3, ge=0)
-    beam_size: int = Field(default=1, ge=1)
+    patience: int = Field(default=0, ge=0, le=MOST_STEPS)
+    samples: int = Field(default=3, ge=0, le=1000)
+    beam_size: int = Field(default=1, ge=1, le=MOST_ROWS)
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -106,8 +145,8 @@ class Recipe:
     source_language: LanguageCode
     target_language: LanguageCode
     corpora: list[Any]
-    output: str
-    seed: int = 1
+    output: Annotated[str, AfterValidator(usable_path)]
+    seed: int = Field(default=1, ge=0, lt=2**32)
     simplify_chinese: bool = True
     split: SplitConfig = dataclasses.field(default_factory=SplitConfig)
     filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
@@ -132,21 +171,26 @@ class Recipe:
 def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, Path]:
     """The recipe at path `name`, or shipped under that name, and the folder its relative paths start from.
 
+    That is the recipe's own folder, or for a shipped one the working folder.
+
     `settings` are `key=value` changes, keys dotted (`training.max_steps=100`), values TOML (a bare word is text).
     Raises `UserError` for a missing file, broken TOML, or a key or value that doesn't fit.
     """
-    path = Path(name)
+    path = Path(usable_path(name))
+    base = path.resolve().parent
     if not path.is_file() and (RECIPES / f"{name}.toml").is_file():
-        path = RECIPES / f"{name}.toml"
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
+        path, base = RECIPES / f"{name}.toml", Path.cwd()
+    if not path.exists():
         shipped = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
-        raise UserError(f"{name}: no such recipe; give a TOML file, or one of the shipped: {shipped}") from None
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: no such recipe; give a TOML file, or one of the shipped: {shipped}")
+    try:
+        values = tomllib.loads(read_limited(path, LARGEST_RECIPE).decode("utf-8-sig"))
+    except UserError:
+        raise
+    except RecursionError:
+        raise UserError(f"{name}: not valid TOML (nested too deep)") from None
+    except ValueError as error:  # no TOML, no UTF-8, a number of thousands of digits
         raise UserError(f"{name}: not valid TOML ({error})") from None
     for setting in settings or ():
         apply_setting(values, setting)
-    return parse(Recipe, values, where=name), path.resolve().parent
+    return parse(Recipe, values, where=name), base

@@ -37,13 +37,17 @@ class _Stderr(Console):
 class Report:
     """Prints to stderr and appends to `run/log.jsonl`."""
 
-    def __init__(self, run: Path, total: int) -> None:
+    def __init__(self, run: Path) -> None:
         self.path = run / LOG
         self.console = _Stderr()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self.task = self.progress.add_task("training", total=total)
+        self.task = self.progress.add_task("training", total=None)
         self._next_line = time.monotonic() + FIRST_LINE
+
+    def expect(self, total: int) -> None:
+        """Says how many steps the run has."""
+        self.progress.update(self.task, total=total)
 
     def __enter__(self) -> "Report":
         self._next_line = time.monotonic() + FIRST_LINE

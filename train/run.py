@@ -9,8 +9,9 @@ import torch
 from pydantic import TypeAdapter
 
 from train.data import Data, load_data
+from train.fit import as_saved, fitted
 from train.folder import TEST, RunFolder
-from train.initial import initial_checkpoint, new_checkpoint
+from train.initial import initial_checkpoint, new_checkpoint, new_tokenizer
 from train.loop import Trainer, test_scores
 from train.recipe import Recipe, read_recipe
 from train.report import Report
@@ -44,7 +45,7 @@ def run_recipe(
     if init_from is not None:
         initial_checkpoint(init_from, recipe)  # before any text is read: a slip shows at once
     with RunFolder(Path(recipe.output), resume=resume) as folder:
-        report = Report(folder.path, recipe.training.max_steps)
+        report = Report(folder.path)
         if resume:
             trainer = _resumed(recipe, base, folder, report, where)
         else:
@@ -68,8 +69,12 @@ def _begun(
     if init_from is not None:
         checkpoint = initial_checkpoint(init_from, recipe)
         report.say(f"fine-tuning the weights of {init_from}, with its tokenizer")
+        recipe = fitted(recipe, data, checkpoint.tokenizer, new=False)
     else:
-        checkpoint = new_checkpoint(recipe, data, report)
+        tokenizer = new_tokenizer(recipe, data)
+        recipe = fitted(recipe, data, tokenizer, new=True)
+        checkpoint = new_checkpoint(recipe, tokenizer, report.say)
+    report.expect(recipe.training.max_steps)
     torch.manual_seed(recipe.seed)
     trainer = Trainer(recipe, data, _decoding(checkpoint, recipe), folder, report, device)
     report.record("start", 0, **_facts(trainer), init_from=str(init_from) if init_from else None)
@@ -80,6 +85,8 @@ def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, devi
     """The run in `folder`, at its last saved step, with what may change as `recipe` has it."""
     saved = read_saved(folder.last)
     counters = dataclasses.replace(saved.counters)
+    recipe = as_saved(recipe, saved.recipe)
+    report.expect(recipe.training.max_steps)
     changes = changed_settings(saved.recipe, recipe, counters.step)
     data = load_data(recipe, base, report.say)
     _same_text(folder, saved, data, changes)

@@ -6,8 +6,8 @@ from train.recipe import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
-    """Rate of step `step`, counted from 1: linear warm-up, then the schedule."""
-    peak, warmup = config.learning_rate, config.warmup_steps
+    """Rate of step `step`, counted from 1: linear warm-up over at most a quarter of the run, then the schedule."""
+    peak, warmup = config.learning_rate, min(config.warmup_steps, config.max_steps // 4)
     if step <= warmup:
         return peak * step / warmup
     if config.schedule == "constant":

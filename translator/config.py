@@ -58,7 +58,8 @@ class ModelConfig:
         return self
 
 
-# `xianyan` is the model of the project's source text; `small` is sized for training on two CPU cores.
+# `xianyan` is the model of the project's source text; `small` is sized for training on two CPU cores, `tiny` for a few
+# thousand sentences: what has little to learn from forgets more of it on purpose.
 PRESETS: dict[str, dict[str, Any]] = {
     "xianyan": {
         "d_model": 384,
@@ -73,6 +74,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_encoder_layers": 6,
         "num_decoder_layers": 3,
         "dim_feedforward": 1024,
+    },
+    "tiny": {
+        "d_model": 128,
+        "nhead": 4,
+        "num_encoder_layers": 3,
+        "num_decoder_layers": 2,
+        "dim_feedforward": 512,
+        "dropout": 0.3,
     },
 }
 
@@ -133,26 +142,61 @@ _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
 
 def _describe(error: ValidationError, cls: type) -> str:
+    found = error.errors()
     # A misspelt key is also a missing one when it is required; the spelling is what helps.
-    first = min(error.errors(), key=lambda found: found["type"] not in _UNKNOWN)
+    unknown = [one["loc"] for one in found if one["type"] in _UNKNOWN]
+    if unknown:
+        return _describe_unknown(unknown, cls)
+    first = found[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"missing key {key!r}"
-    if first["type"] in _UNKNOWN:
-        near = difflib.get_close_matches(str(first["loc"][-1])[:80], _keys(cls, first["loc"][:-1]), n=1)
-        return f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     message = first["msg"].removeprefix("Value error, ")
     if not key:
         return message
     return f"{key} = {quoted(first['input'])}: {message[0].lower()}{message[1:]}"
 
 
+def _describe_unknown(places: list[tuple[int | str, ...]], cls: type) -> str:
+    """All unknown keys, each with the nearest known one, and what their sections know."""
+    told = []
+    for place in places:
+        key, here = ".".join(map(str, place))[:80], ".".join(map(str, place[:-1]))
+        near = _nearest(str(place[-1])[:80], here, _paths(cls))
+        told.append(f"{key!r}" + (f"; did you mean {near!r}?" if near else ""))
+    sections = dict.fromkeys(place[:-1] for place in places)
+    valid = [
+        f"[{'.'.join(map(str, section))}] knows: {', '.join(keys)}" if section else f"known: {', '.join(keys)}"
+        for section in sections
+        if (keys := _keys(cls, section))
+    ]
+    return f"unknown key{'s' if len(told) > 1 else ''} {', '.join(told)}" + "".join(f"; {line}" for line in valid)
+
+
+def _nearest(key: str, section: str, paths: list[tuple[str, ...]]) -> str | None:
+    """The known key most like `key`: by its name alone in the same section, dotted in another."""
+    likeness: dict[str, float] = {}
+    for *sections, last in paths:
+        own = ".".join(sections) == section
+        ratio = difflib.SequenceMatcher(None, key, last).ratio()
+        # In its own section a near spelling will do, in another only nearly the same one.
+        if ratio >= (0.6 if own else 0.85):
+            likeness[last if own else ".".join((*sections, last))] = ratio + own * 1e-6
+    return max(likeness, key=lambda name: likeness[name], default=None)
+
+
+def _paths(cls: Any) -> list[tuple[str, ...]]:
+    """Every key of `cls`, those of its sections behind the section's name."""
+    paths: list[tuple[str, ...]] = []
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        paths.append((field.name,))
+        paths += [(field.name, *path) for path in _paths(field.type)]
+    return paths
+
+
 def _keys(cls: Any, sections: tuple[int | str, ...]) -> list[str]:
     """The keys that a (nested) section of `cls` knows; none for what isn't a dataclass."""
-    for section in sections:
-        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-        cls = next((field.type for field in fields if field.name == section), None)
-    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+    return [path[-1] for path in _paths(cls) if path[:-1] == tuple(sections)]
 
 
 def apply_setting(values: dict[str, Any], setting: str) -> None:

@@ -171,7 +171,8 @@ def test_a_first_estimate_comes_after_seconds_and_then_a_line_a_minute(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("train.report.time.monotonic", lambda: now[0])
-    report = Report(tmp_path, 10_000)
+    report = Report(tmp_path)
+    report.expect(10_000)
     with report:
         for second in range(130):
             now[0] = 1000.0 + second

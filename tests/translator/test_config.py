@@ -112,9 +112,9 @@ def test_the_most_extreme_settings_stay_finite():
 
 
 def test_presets_are_known_by_name_and_take_changes():
-    assert sorted(PRESETS) == ["small", "xianyan"]
+    assert sorted(PRESETS) == ["small", "tiny", "xianyan"]
     assert preset("small", 8000, dropout=0.2, positions="sinusoidal").dropout == 0.2
-    with pytest.raises(UserError, match="unknown model preset 'smal'; known: small, xianyan"):
+    with pytest.raises(UserError, match="unknown model preset 'smal'; known: small, tiny, xianyan"):
         preset("smal", 8000)
     with pytest.raises(UserError, match="preset small: unknown key 'dropuot'; did you mean 'dropout'"):
         preset("small", 8000, dropuot=0.2)

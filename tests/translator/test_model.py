@@ -184,7 +184,8 @@ def test_one_embedding_serves_source_target_and_output():
 def test_presets_have_the_sizes_they_are_named_for(name):
     config = preset(name, 1000, max_positions=32)
     sizes = (config.d_model, config.nhead, config.num_encoder_layers, config.num_decoder_layers, config.dim_feedforward)
-    assert sizes == {"xianyan": (384, 6, 8, 8, 1536), "small": (256, 4, 6, 3, 1024)}[name]
+    named = {"xianyan": (384, 6, 8, 8, 1536), "small": (256, 4, 6, 3, 1024), "tiny": (128, 4, 3, 2, 512)}
+    assert sizes == named[name]
     with torch.device("meta"):
         model = TranslationModel(config)
     D, F = config.d_model, config.dim_feedforward

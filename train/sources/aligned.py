@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from train.sources.base import Corpus, Pair
+from train.sources.base import Corpus, FileName, Pair
 from train.sources.files import text_lines
 from translator.config import STRICT
 from translator.errors import UserError
@@ -20,8 +20,8 @@ class AlignedCorpus(Corpus):
 
     FORM: ClassVar[str] = "[source file, target file]"
 
-    source: str
-    target: str
+    source: FileName
+    target: FileName
 
     @classmethod
     def recognise(cls, entry: object) -> dict[str, Any] | None:

@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pydantic
 
+from train.paths import usable_path
 from translator.config import STRICT
 from translator.errors import UserError
+
+FileName = Annotated[str, pydantic.AfterValidator(usable_path)]
 
 
 @dataclass(frozen=True, slots=True)

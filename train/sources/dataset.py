@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from train.sources.base import Corpus, Pair, field
+from train.sources.base import Corpus, FileName, Pair, field
 from train.sources.columns import Columns
 from train.sources.table import is_table, table_rows
 from translator.config import STRICT
@@ -25,7 +25,7 @@ class DatasetCorpus(Corpus):
 
     FORM: ClassVar[str] = "{dataset = …}"
 
-    dataset: str
+    dataset: FileName
     config: str | None = None
     split: str = "train"
     source: str | None = None

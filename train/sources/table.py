@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from train.sources.base import Corpus, Pair, field
+from train.sources.base import Corpus, FileName, Pair, field
 from train.sources.columns import Columns
 from train.sources.files import text_lines, text_suffix
 from translator.config import STRICT
@@ -28,7 +28,7 @@ class TableCorpus(Corpus):
 
     FORM: ClassVar[str] = "a table's file name, {table = …}"
 
-    table: str
+    table: FileName
     source: str | None = None
     target: str | None = None
 
