@@ -1,8 +1,11 @@
 """What a recipe may say, and what is said about a slip in one."""
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,12 @@ from tests.copy_task import sentences
 from train.data import load_data
 from train.fit import as_saved, fitted
 from train.initial import new_tokenizer
-from train.recipe import Recipe, TrainingConfig, read_recipe
+from train.recipe import RECIPES, Recipe, TrainingConfig, read_recipe
 from train.schedule import learning_rate
-from translator.config import parse
+from translator.config import parse, preset
 from translator.errors import UserError
 
+SECTIONS = ("split", "filters", "tokenizer", "model", "training", "evaluation", "decode")
 RECIPE = """
 source_language = "en"
 target_language = "zh"
@@ -154,6 +158,21 @@ def test_a_shipped_recipe_takes_text_from_the_working_folder(tmp_path: Path, mon
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.toml").write_text(RECIPE, encoding="utf-8")
     assert read_recipe("sub/mine.toml")[1] == tmp_path / "sub"
+
+
+def test_the_small_recipe_lists_every_key_with_its_default() -> None:
+    text = (RECIPES / "small.toml").read_text(encoding="utf-8")
+    commented = tomllib.loads("\n".join(re.sub(r"^# (?=\w+ = )", "", line) for line in text.splitlines()))
+    given = tomllib.loads(text)
+    assert parse(Recipe, commented, where="small.toml")
+    usual = TypeAdapter(Recipe).dump_python(parse(Recipe, {**given, **{key: {} for key in SECTIONS}}, where="usual"))
+    shape = dataclasses.asdict(preset("small", 1000))
+    for section in ("", *SECTIONS):
+        listed, default = (values[section] if section else values for values in (commented, usual))
+        assert listed.keys() == default.keys(), section
+        for key in listed.keys() - (given[section] if section else given).keys() - set(SECTIONS):
+            expected = shape[key] if section == "model" else default[key]
+            assert listed[key] == (list(expected) if isinstance(expected, tuple) else expected), (section, key)
 
 
 # What the run works out
