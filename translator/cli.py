@@ -1,13 +1,21 @@
 """The command line: puts the subcommands together, runs one, says what went wrong."""
 
 import logging
+import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import typer
 
 from translator.commands import COMMANDS
-from translator.errors import UserError
+from translator.errors import UserError, is_out_of_memory, one_line
+from translator.stdio import Stopped, guarded_streams, stopped_by_signals
+from translator.textio import ReaderGone
+
+# Exit statuses; 128 and the signal's number is what a shell makes of a program that a signal ended.
+MISTAKE, SIGNALLED = 2, 128
+READER_GONE = SIGNALLED + signal.SIGPIPE
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -17,31 +25,45 @@ for _command in COMMANDS:
 
 
 def main() -> NoReturn:
-    """Runs the program; a `UserError` or a wrong option is one line on stderr and status 2."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("translator: %(levelname)s: %(message)s"))
-    logging.addLevelName(logging.WARNING, "warning")
-    logging.getLogger("translator").handlers = [handler]
+    """Runs the program and exits with the status that the README states; a mistake is one line on stderr."""
+    with guarded_streams():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("translator: %(levelname)s: %(message)s"))
+        logging.addLevelName(logging.WARNING, "warning")
+        logging.getLogger("translator").handlers = [handler]
+        try:
+            with stopped_by_signals():
+                status = _run()
+        except Stopped as stopped:
+            status = SIGNALLED + stopped.number
+        except (KeyboardInterrupt, typer.Abort):
+            status = SIGNALLED + signal.SIGINT
+    sys.exit(status)
+
+
+def _run() -> int:
+    """The exit status, but for signals."""
     try:
         status = app(standalone_mode=False, prog_name="translator")
+        sys.stdout.flush()  # here, where it can still be told that it didn't arrive
+    except ReaderGone:
+        return READER_GONE
     except UserError as error:
-        _fail(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to tell them.
-        sys.stderr.close()
-        sys.exit(141)
+        return _failed(str(error))
+    except typer.Abort:
+        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            return _failed(f"there is not enough memory; a smaller batch, beam or model needs less ({error})")
         # A wrong option or command. Typer carries its own copy of click, so the class has no stable name to catch.
         if not hasattr(error, "format_message"):
             raise
-        if message := error.format_message():
-            _fail(message)
-        sys.exit(2)  # no command: the help is on the screen already
-    sys.exit(status if isinstance(status, int) else 0)
+        # No command: the help is on the screen already.
+        return _failed(message) if (message := error.format_message()) else MISTAKE
+    return status if isinstance(status, int) else 0
 
 
-def _fail(message: str) -> NoReturn:
-    print("translator: error: " + " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+def _failed(message: str) -> int:
+    with suppress(OSError):  # nowhere to tell it
+        print("translator: error: " + one_line(message), file=sys.stderr)
+    return MISTAKE

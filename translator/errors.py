@@ -38,3 +38,11 @@ def quoted(value: object) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return "a number of thousands of digits"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python's or PyTorch's allocator, on a CPU or a GPU, found no room; needs no PyTorch to be imported."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error))
+    )

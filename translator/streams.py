@@ -1,20 +1,19 @@
 """Lines from wherever they come, in windows: a file in full ones, a pipe in whatever has arrived."""
 
-import itertools
-import queue
 import stat
 import threading
 from collections.abc import Iterator
 from os import dup, fdopen, fstat
 from typing import BinaryIO
 
+from translator.errors import UserError
 from translator.textio import iter_lines
 
-_END = object()
+MOST_CHARACTERS = 1 << 20  # a window ends with the line that reaches it, so that long lines don't fill the memory
 
 
 def windows(stream: BinaryIO, name: str, most: int) -> Iterator[list[str]]:
-    """The lines of `stream`, at most `most` at a time and never an empty list.
+    """The lines of `stream`, at most `most` or about `MOST_CHARACTERS` at a time and never an empty list.
 
     From a pipe or a terminal, of which nothing was read before, a window holds what has arrived: the first line doesn't
     wait for the last. Raises `UserError` as `iter_lines` does, after the lines before the bad one were given.
@@ -41,42 +40,70 @@ def _own(stream: BinaryIO) -> BinaryIO:
 
 
 def _full_windows(lines: Iterator[str], most: int) -> Iterator[list[str]]:
-    while window := list(itertools.islice(lines, most)):
+    window: list[str] = []
+    characters = 0
+    try:
+        for line in lines:
+            window.append(line)
+            characters += len(line)
+            if len(window) >= most or characters >= MOST_CHARACTERS:
+                yield window
+                window, characters = [], 0
+    except UserError:
+        if window:
+            yield window
+        raise
+    if window:
         yield window
 
 
 def _arriving(lines: Iterator[str], most: int) -> Iterator[list[str]]:
-    waiting: queue.Queue[object] = queue.Queue(maxsize=most)
+    waiting = _Waiting(most)
 
     def read() -> None:
         try:
             for line in lines:
                 waiting.put(line)
-            waiting.put(_END)
+            waiting.end(None)
         except Exception as error:
-            waiting.put(error)
+            waiting.end(error)
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        window, end = _take(waiting, most)
-        if window:
-            yield window
-        if isinstance(end, Exception):
-            raise end
-        if end is _END:
-            return
+    while window := waiting.take():
+        yield window
+    if waiting.error is not None:
+        raise waiting.error
 
 
-def _take(waiting: "queue.Queue[object]", most: int) -> tuple[list[str], object]:
-    """Waits for one line, then takes what else is there; also what ended the lines, if they ended."""
-    window: list[str] = []
-    item = waiting.get()
-    while isinstance(item, str):
-        window.append(item)
-        if len(window) == most:
-            return window, None
-        try:
-            item = waiting.get_nowait()
-        except queue.Empty:
-            return window, None
-    return window, item
+class _Waiting:
+    """Lines on their way from the reading thread: at most `most`, or about `MOST_CHARACTERS`."""
+
+    def __init__(self, most: int) -> None:
+        self.error: Exception | None = None
+        self._most = most
+        self._lines: list[str] = []
+        self._characters = 0
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def put(self, line: str) -> None:
+        """Adds a line, as soon as there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._lines) < self._most and self._characters < MOST_CHARACTERS)
+            self._lines.append(line)
+            self._characters += len(line)
+            self._changed.notify_all()
+
+    def end(self, error: Exception | None) -> None:
+        """No line comes any more, because of `error` if there is one."""
+        with self._changed:
+            self.error, self._ended = error, True
+            self._changed.notify_all()
+
+    def take(self) -> list[str]:
+        """All lines that are there; waits for the first, and gives none only after the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._ended)
+            window, self._lines, self._characters = self._lines, [], 0
+            self._changed.notify_all()
+            return window

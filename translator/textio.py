@@ -6,6 +6,7 @@ character inside a sentence would shift every later pair of two aligned files, s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -22,6 +23,11 @@ from typing import Any, BinaryIO, TextIO
 from translator.errors import UserError
 
 LONGEST_LINE = 16 << 20  # bytes; a stream without line ends must not fill the memory
+
+
+class ReaderGone(UserError):
+    """Whoever read what is written has gone; that isn't a mistake, but there is no point in going on."""
+
 
 _BOM = b"\xef\xbb\xbf"
 # Names of streams that the shell has opened; opening one again must not replace the file behind it.
@@ -240,11 +246,13 @@ def _locked(raw: _OutputFile) -> Iterator[None]:
 
 
 def _is_stream(path: Path) -> bool:
-    return path.parent in _STREAM_FOLDERS or (path.exists() and not path.is_file())
+    return path.parent in _STREAM_FOLDERS or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _check_target(path: Path, target: Path) -> None:
     """Raises what opening `target` itself for writing would; the superuser's open() would not mind a read-only file."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not (target.stat().st_mode & _ANY_WRITE and os.access(target, os.W_OK)):
         raise UserError(f"{path}: is read-only; make it writable or name another file")
 
@@ -276,6 +284,8 @@ def _blaming(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except BrokenPipeError as error:
+        raise ReaderGone(f"{path}: its reader has gone") from error
     except (OSError, ValueError) as error:  # a zero byte in a name is a ValueError
         raise UserError(f"{path}: cannot be written: {_reason(error)}") from error
 

@@ -70,6 +70,22 @@ def test_lines_that_arrive_during_work_wait_together(pipe):
     assert within(5, lambda: list(got)) == []
 
 
+def test_long_lines_make_short_windows(pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("translator.streams.MOST_CHARACTERS", 10)
+    lines = ["x" * 12, "aaaa", "bbbb", "cccc", "dddd", "", "e"]
+    data = "\n".join(lines).encode()
+    (tmp_path / "lines").write_bytes(data)
+    with (tmp_path / "lines").open("rb") as stream:
+        assert list(windows(stream, "lines", 100)) == [lines[:1], lines[1:4], lines[4:]]
+    reader, writer = pipe
+    writer.write(data)
+    writer.close()
+    got = windows(reader, "stdin", 100)
+    first = within(5, lambda: next(got))
+    time.sleep(0.2)  # the reading thread stops where the window is full
+    assert [first, *within(5, lambda: list(got))] == [lines[:1], lines[1:4], lines[4:]]
+
+
 def test_from_a_file_windows_are_full(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(10)))
@@ -85,7 +101,7 @@ def test_the_lines_before_a_bad_one_are_given_first(pipe, tmp_path):
     writer.close()
     (tmp_path / "lines").write_bytes(b"one\ntwo\n\xff\nfour\n")
     with (tmp_path / "lines").open("rb") as stream:
-        for source, most in ((reader, 100), (stream, 1)):
+        for source, most in ((reader, 100), (stream, 100)):
             got: list[str] = []
             with pytest.raises(UserError, match="name: line 3 is not valid UTF-8"):
                 for window in windows(source, "name", most):

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from translator.errors import UserError
-from translator.textio import atomic_write_bytes, atomic_writer, iter_lines, read_lines
+from translator.textio import (
+    LONGEST_LINE,
+    atomic_write_bytes,
+    atomic_writer,
+    check_writable,
+    iter_lines,
+    json_text,
+    read_limited,
+    read_lines,
+)
 
 
 def lines_of(data: bytes) -> list[str]:
@@ -186,3 +195,113 @@ atomic_write_bytes(Path("/dev/stdout"), b"new")
     with log.open("ab") as stream:
         subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
     assert log.read_text() == "earlier\nnew"
+
+
+WRITE_FOR_EVER = """
+import sys, time
+from pathlib import Path
+from translator.textio import atomic_writer
+with atomic_writer(Path(sys.argv[1])) as out:
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_kill_leaves_is_swept_by_the_next_writer_unless_its_own_lives(tmp_path: Path) -> None:
+    writers = []
+    for name in ("killed", "living"):
+        writers.append(
+            subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, tmp_path / name], stdout=subprocess.PIPE)
+        )
+        assert writers[-1].stdout and writers[-1].stdout.readline() == b"\n"
+        if name == "killed":
+            [left] = tmp_path.iterdir()
+    killed, living = writers
+    killed.kill()
+    killed.wait(10)
+    atomic_write_bytes(tmp_path / "new", b"")
+    assert left.exists(), "it may be so new that its writer hasn't locked it yet"
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    (tmp_path / ".translator-of-mine").touch()
+    atomic_write_bytes(tmp_path / "new", b"")
+    assert not left.exists()
+    assert len(list(tmp_path.glob(".translator-*.tmp"))) == 1  # the living writer's
+    assert {path.name for path in tmp_path.iterdir()} > {"new", ".translator-of-mine"}
+    living.kill()
+    living.wait(10)
+    for writer in writers:
+        assert writer.stdout
+        writer.stdout.close()
+
+
+def test_a_read_only_file_is_refused_and_kept_whoever_asks(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    path.chmod(0o444)
+    for attempt in (
+        lambda: atomic_write_bytes(path, b"new"),
+        lambda: check_writable(path),
+        lambda: atomic_writer(path).__enter__(),
+    ):
+        with pytest.raises(UserError, match=r"out\.txt: is read-only; make it writable or name another file"):
+            attempt()
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("absent/out.txt", "No such file"),
+        ("file/out.txt", "Not a directory"),
+        ("folder", "Is a directory"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "null"),
+    ],
+)
+def test_where_nothing_can_be_written_is_known_before_the_work(tmp_path: Path, name: str, expected: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=rf"cannot be written: .*{expected}"):
+        check_writable(tmp_path / name)
+    with pytest.raises(UserError, match=rf"cannot be written: .*{expected}"), atomic_writer(tmp_path / name):
+        pytest.fail("the work has begun")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_where_something_can_be_written_nothing_is_changed_by_asking(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    (tmp_path / "dangling").symlink_to("new")
+    for name in ("old", "link", "dangling", "new"):
+        check_writable(tmp_path / name)
+    check_writable(Path("/dev/stdout"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "old"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+def test_a_line_may_be_as_long_as_stated_and_not_longer() -> None:
+    longest = b"x" * LONGEST_LINE
+    for end in (b"", b"\n", b"\r\n"):
+        text = longest[: LONGEST_LINE - (end == b"\r\n")] + end
+        assert [len(line) for line in lines_of(b"a\n" + text + b"\n" * (end != b"") + b"")][:2] == [
+            1,
+            len(text) - len(end),
+        ]
+    with pytest.raises(UserError, match="input: line 2 is longer than 16 MiB"):
+        lines_of(b"a\n" + longest + b"x\n")
+
+
+def test_a_file_is_read_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_limited(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(UserError, match="file: 5 bytes are too many; at most 4 are read"):
+        read_limited(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1, float("-inf")]}])
+def test_json_never_holds_what_is_no_number(value: object) -> None:
+    assert json_text({"价格": 0.5}) == '{"价格": 0.5}'
+    with pytest.raises(UserError, match="NaN or infinite"):
+        json_text(value)

@@ -1,0 +1,119 @@
+"""Standard streams and signals: whatever becomes of them ends in one line and the status that the README states."""
+
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from translator.errors import UserError
+from translator.textio import ReaderGone
+
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end: raised wherever it is, so that what is half-written is put away."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise `Stopped`; one that was ignored before, as under nohup, still is."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Stopped(number)
+
+    caught = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Within the block `sys.stdin`, `stdout` and `stderr` are there, and a failing one raises a `UserError`.
+
+    A stream that was closed when the program started fails when it is used; one on stderr is lost. Once standard output
+    has failed, what is still written to it goes nowhere, so that nothing fails again while the program ends.
+    """
+    for number in range(3):
+        # A file opened later would take the number, and get what is meant for the stream.
+        with suppress(OSError):
+            if not _is_open(number):
+                os.open(os.devnull, os.O_RDWR)
+    before = sys.stdin, sys.stdout, sys.stderr
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    raw = _StandardOutput(closed=sys.stdout is None)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(before[1], "encoding", "utf-8"),
+        errors=getattr(before[1], "errors", "strict"),
+        line_buffering=getattr(before[1], "line_buffering", False),
+        write_through=getattr(before[1], "write_through", False),
+    )
+    try:
+        yield
+    finally:
+        with suppress(UserError):  # the program has its status already
+            sys.stdout.flush()
+        try:
+            sys.stderr.flush()
+        except OSError:  # nor could it be flushed at exit, where Python would change the status
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+class _ClosedInput(io.RawIOBase):
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        raise UserError("standard input is closed; give text, a file or a pipe")
+
+
+class _StandardOutput(io.FileIO):
+    """File descriptor 1, whose write errors are mistakes that a user can mend."""
+
+    def __init__(self, closed: bool) -> None:
+        super().__init__(1, "w", closefd=False)
+        self.failed = False
+        self._was_closed = closed
+
+    def write(self, data: Any, /) -> int:
+        if self.failed:
+            return memoryview(data).nbytes
+        try:
+            if self._was_closed:
+                raise UserError("standard output is closed; open it, or name a file with --output")
+            while (written := super().write(data)) is None:  # a pipe that its reader has made non-blocking is full
+                select.select([], [1], [])
+        except BaseException as error:
+            self.failed = True
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone("standard output: its reader has gone") from None
+            if isinstance(error, OSError):
+                raise UserError(f"standard output: cannot be written: {error.strerror}") from None
+            raise
+        return written
