@@ -32,6 +32,7 @@ from translator.errors import UserError
 from translator.textio import atomic_write_bytes
 
 IDENTITY, LOCK, TEST = "run.json", ".lock", "test.json"
+_TEMPORARY = f".translator-{'[0-9a-f]' * 16}.tmp"  # of a file that was being written
 _OURS = {WEIGHTS, CONFIG, TOKENIZER, STATE, COUNTERS}
 
 
@@ -63,6 +64,9 @@ class RunFolder:
             with self._writing(path, "locked"):
                 self._open.enter_context(FileLock(path / LOCK, timeout=0))
             self._refuse_foreign()  # once more, now that nobody else is at it
+            with self._writing(path):
+                for left in path.glob(_TEMPORARY):
+                    left.unlink()
             self._begin(resume)
         except Timeout:
             raise UserError(
@@ -84,7 +88,8 @@ class RunFolder:
         self.close()
 
     def _refuse_foreign(self) -> None:
-        names = {entry.name for entry in self.path.iterdir()} - {LOCK}
+        # What a kill leaves before `run.json` is whole isn't foreign.
+        names = {entry.name for entry in self.path.iterdir() if not entry.match(_TEMPORARY)} - {LOCK}
         if names and IDENTITY not in names:
             raise UserError(
                 f"{self.path}: holds {_listed(names)} and no run of this program; name a new or an empty folder with "
@@ -202,7 +207,7 @@ def _retire(old: Path, place: Path) -> None:
 
 
 def _is_ours(entry: Path) -> bool:
-    return (entry.name in _OURS or entry.match(".translator-*.tmp")) and not entry.is_dir()
+    return (entry.name in _OURS or entry.match(_TEMPORARY)) and not entry.is_dir()
 
 
 def _listed(names: set[str]) -> str:

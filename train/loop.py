@@ -61,6 +61,7 @@ class Trainer:
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
         self.stopped_at = 0.0
+        self.saved_step = -1
         self.validation_seconds = 0.0
 
     # -- start and end -----------------------------------------------------------------------------------------------
@@ -88,7 +89,8 @@ class Trainer:
                         break
                 if self.stopped_by:
                     break
-            self._save()
+            if self.saved_step != self.counters.step:
+                self._save()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -279,6 +281,7 @@ class Trainer:
             write_state(folder, self.averaged, self.model.state_dict(), self.optimizer, saved)
         if self.counters.best_step == self.counters.step or not self.run.best.exists():
             self.run.keep_best()
+        self.saved_step = self.counters.step
 
 
 def uses_bfloat16(precision: str, device: torch.device) -> bool:

@@ -200,3 +200,29 @@ def test_a_log_holds_the_settings_the_samples_and_the_time_of_day(recipe: WriteR
     assert counters["epoch"] == 2  # the next batch's; so `first` batches make the first epoch
     first = 20 - counters["position"]
     assert epochs == [1] * first + [2] * (20 - first)
+
+
+# -- a kill at any moment --------------------------------------------------------------------------------------------
+
+
+def kills(*arguments: object) -> tuple[int, int]:
+    """The last point of `tests.train.kills`, and how many it tried."""
+    command = [sys.executable, "-m", "tests.train.kills", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last, tried = map(int, done.stdout.split())
+    return last, tried
+
+
+@pytest.mark.slow
+def test_a_step_replaces_another_whole_wherever_it_is_cut_off(tmp_path: Path) -> None:
+    last, _ = kills(tmp_path, "swap")
+    assert last >= 40
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_any_of_its_file_operations_goes_on_to_the_bit(tmp_path: Path) -> None:
+    first, stride = 3, 14  # all of them pass; that takes minutes
+    last, tried = kills(tmp_path, first, stride)
+    assert last >= 100  # a save alone has about thirty
+    assert tried == (last - first) // stride + 1
