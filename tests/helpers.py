@@ -1,5 +1,6 @@
 """Small models that several tests share: built in a second, the same in every run, cached for the session."""
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -77,6 +78,12 @@ def tiny_model(seed: int = 11, **changes: Any) -> TranslationModel:
         model.embedding.weight[4:260].mul_(0.7)  # fewer bytes: most of them spell nothing
         model.embedding.weight[3].mul_(2.2)  # the end token
     return model.eval().requires_grad_(False)
+
+
+@lru_cache
+def tiny_model64(seed: int = 11, **changes: Any) -> TranslationModel:
+    """The tiny model in fp64: where rounding must not decide between two tokens."""
+    return copy.deepcopy(tiny_model(seed, **changes)).double()
 
 
 def tiny_checkpoint(decode: DecodeConfig | None = None, model: TranslationModel | None = None) -> Checkpoint:

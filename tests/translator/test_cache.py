@@ -209,8 +209,8 @@ def test_a_token_does_not_see_the_next_in_its_step(model, kind, past, block):
         if past:
             model.step(changed[:, :past], cache)
         outputs.append(model.step(changed[:, past:], cache))
-    assert torch.equal(outputs[0][:, :2], outputs[1][:, :2])
-    assert not torch.allclose(outputs[0][:, 2:], outputs[1][:, 2:])
+    assert_close(outputs[0][:, :2], outputs[1][:, :2])
+    assert (outputs[0][:, 2:] - outputs[1][:, 2:]).abs().amax(dim=2).min() > 1e-3
 
 
 @every_kind
@@ -220,11 +220,11 @@ def test_source_and_target_lengths_are_unrelated(model, kind, source, target):
     for size in [2] + [1] * 2 + [target - 4]:
         grid.step(size)
     changed = [part.clone() for part in grid.sources]
-    changed[0][-1] += 1
+    changed[0][-1] = model.random(D)
     cache, ids = model.start(changed, kind, capacity=target), torch.stack(grid.history)
     outputs = model.step(ids, cache)
     expected = model.oracle(ids[0], grid.sources[0])
-    assert (outputs[0, -1] - expected[-1]).abs().max() > 1e-6, "the last source token must count"
+    assert (outputs[0, -1] - expected[-1]).abs().max() > 1e-4, "the last source token must count"
 
 
 @every_kind
@@ -369,7 +369,7 @@ def test_a_step_under_active_dropout_is_refused(kind, make_active):
     decoder.eval()
     cache.reset()
     original.train()  # the original's mode is its own
-    assert torch.equal(decoder(token, cache), expected)
+    torch.testing.assert_close(decoder(token, cache), expected, rtol=0, atol=1e-5)
 
 
 def test_training_mode_without_dropout_may_step(model):

@@ -4,12 +4,13 @@ import dataclasses
 import logging
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model, tiny_tokenizer, tiny_translator
+from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model64, tiny_tokenizer, tiny_translator
 from translator.config import DecodeConfig
 from translator.device import usable_device
 from translator.errors import UserError
@@ -33,6 +34,11 @@ SIZES = [7, 1, 30, 2, 16, 3, 24, 12, 5, 1, 20, 2]
 RAGGED = [" ".join(WORDS[i : i + n]) for i, n in enumerate(SIZES)]
 
 
+def translator64(**options: Any) -> Translator:
+    """A `Translator` whose texts don't hang on rounding: in fp32, another batch may choose between two near equals."""
+    return tiny_translator(model=tiny_model64(), **options)
+
+
 def texts(found: list[list[Candidate]]) -> list[list[str]]:
     return [[candidate.text for candidate in candidates] for candidates in found]
 
@@ -42,8 +48,8 @@ def assert_same(found: list[list[Candidate]], expected: list[list[Candidate]]) -
     for mine, theirs in zip(found, expected, strict=True):
         assert [c.tokens for c in mine] == [c.tokens for c in theirs]
         assert [c.sources for c in mine] == [c.sources for c in theirs]
-        assert [c.log_prob for c in mine] == pytest.approx([c.log_prob for c in theirs], rel=1e-5, abs=1e-4)
-        assert [c.score for c in mine] == pytest.approx([c.score for c in theirs], rel=1e-5, abs=1e-4)
+        assert [c.log_prob for c in mine] == pytest.approx([c.log_prob for c in theirs], abs=1e-8)
+        assert [c.score for c in mine] == pytest.approx([c.score for c in theirs], abs=1e-8)
 
 
 # -- lines in, lines out ----------------------------------------------------------------------------------------------
@@ -72,7 +78,7 @@ NASTY = [
 @every_search
 def test_as_many_lines_out_as_in_each_without_a_line_end(config):
     lines = ["", *NASTY, *BLANK, "The last but one.", "", LONG, ""]
-    got = tiny_translator().translate(lines, config)
+    got = translator64().translate(lines, config)
     assert len(got) == len(lines)
     assert not any("\n" in text or "\r" in text for text in got)
     for line, text in zip(lines, got, strict=True):
@@ -80,25 +86,25 @@ def test_as_many_lines_out_as_in_each_without_a_line_end(config):
 
 
 def test_blank_lines_give_one_empty_candidate():
-    for candidates in tiny_translator().candidates(BLANK, BEAM, prefixes=["猫"] * len(BLANK)):
+    for candidates in translator64().candidates(BLANK, BEAM, prefixes=["猫"] * len(BLANK)):
         assert candidates == [Candidate("", 0.0, 0.0, [], [])]
 
 
 def test_no_lines_give_no_lines():
-    assert tiny_translator().translate([]) == []
-    assert list(tiny_translator().stream("")) == []
+    assert translator64().translate([]) == []
+    assert list(translator64().stream("")) == []
 
 
 def test_a_line_end_spelled_by_bytes_stays_inside_its_line(monkeypatch):
     script(monkeypatch, [tiny_tokenizer().ids(["猫", "<0x0A>", "<0x0D>", "狗", "<0x0A>", "</s>"])])
-    assert tiny_translator().translate(["One."], GREEDY) == ["猫  狗"]
+    assert translator64().translate(["One."], GREEDY) == ["猫  狗"]
 
 
 def test_results_are_in_the_order_given_among_blank_lines():
     """1,300 numbered lines, every fourth blank."""
     lines = ["" if number % 4 == 0 else f"{number} {WORDS[number % 7]} {number}" for number in range(1300)]
     config = dataclasses.replace(SHORT, max_length_extra=2)
-    translator = tiny_translator()
+    translator = translator64()
     found = translator.candidates(lines, config)
     assert [" ".join(candidates[0].sources) for candidates in found] == lines
     assert texts(translator.candidates(lines[::-1], config)) == texts(found)[::-1]
@@ -109,7 +115,7 @@ def test_results_are_in_the_order_given_among_blank_lines():
 
 def test_a_sentence_longer_than_the_positions_is_cut_and_its_line_named(caplog):
     lines = [*ENGLISH[:4], "word " * 5000, *ENGLISH[4:9]]
-    translator = tiny_translator()
+    translator = translator64()
     with caplog.at_level(logging.WARNING, "translator"):
         found = translator.candidates(lines, GREEDY, first_line=1001)
     (record,) = caplog.records
@@ -123,7 +129,7 @@ def test_a_sentence_longer_than_the_positions_is_cut_and_its_line_named(caplog):
     "line", ["word " * 5000, "字😀" * 200, "a" + "😀" * 200, "字" * 300], ids=lambda text: text[:2]
 )
 def test_what_is_kept_of_a_cut_sentence_is_what_its_score_is_about(line, caplog):
-    translator = tiny_translator()
+    translator = translator64()
     for config in (GREEDY, BEAM):
         (candidates,) = translator.candidates([line], config)
         limit = translator.config.model.max_positions
@@ -135,7 +141,7 @@ def test_what_is_kept_of_a_cut_sentence_is_what_its_score_is_about(line, caplog)
 
 
 def test_a_sentence_that_just_fits_is_not_cut(caplog):
-    translator = tiny_translator()
+    translator = translator64()
     limit = translator.config.model.max_positions
     fits = "a" * 5000
     while len(translator.tokenizer.encode(fits)) > limit - 1:
@@ -147,15 +153,15 @@ def test_a_sentence_that_just_fits_is_not_cut(caplog):
 
 def test_a_long_line_of_many_sentences_is_translated_whole(caplog):
     line = " ".join(ENGLISH * 20)
-    ((found,),) = tiny_translator().candidates([line], GREEDY)
+    ((found,),) = translator64().candidates([line], GREEDY)
     assert not caplog.records
     assert len(found.sources) > 200 and "".join(found.sources).replace(" ", "") == line.replace(" ", "")
-    alone = tiny_translator().translate(found.sources, GREEDY)
+    alone = translator64().translate(found.sources, GREEDY)
     assert found.text == "".join(alone)
 
 
 def test_text_that_is_no_unicode_is_refused_by_line():
-    translator = tiny_translator()
+    translator = translator64()
     for call in (
         lambda: translator.translate(["Fine.", "half a \ud83d pair"], first_line=8),
         lambda: translator.translate(["Fine.", "Fine."], prefixes=["", "\udcff"], first_line=8),
@@ -172,10 +178,10 @@ def test_text_that_is_no_unicode_is_refused_by_line():
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_batches_of_any_size_give_the_same(config, kind):
     """Padding, batch mates and the cache's kind change neither text nor scores."""
-    expected = tiny_translator(batch_tokens=1).candidates(RAGGED, config)
+    expected = translator64(batch_tokens=1).candidates(RAGGED, config)
     assert len({len(candidates[0].tokens[0]) for candidates in expected}) > 5, "they should end at different steps"
     for batch_tokens in (100, 700, 1 << 20):
-        assert_same(tiny_translator(batch_tokens=batch_tokens, cache=kind).candidates(RAGGED, config), expected)
+        assert_same(translator64(batch_tokens=batch_tokens, cache=kind).candidates(RAGGED, config), expected)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def test_batches_of_any_size_draw_the_same_but_for_near_ties(config, kind):
                     differences += 1
                     assert any(is_near_tie(translator, config, number, candidate, other) for other in theirs)
                 else:
-                    assert candidate.log_prob == pytest.approx(other.log_prob, rel=1e-5, abs=1e-4)
+                    assert candidate.log_prob == pytest.approx(other.log_prob, rel=1e-5, abs=1e-3)
     assert differences <= 1, "of 72 samples, some 20 tokens each"
 
 
@@ -235,14 +241,14 @@ def test_a_batch_keeps_to_its_budget_and_goes_from_long_to_short():
 
 
 def test_ids_in_padding_change_nothing():
-    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model, tokenizer = tiny_model64(), tiny_tokenizer()
     sources = [[*tokenizer.encode(line), tokenizer.eos_id] for line in RAGGED[:6]]
     hidden = padding([len(source) for source in sources])
     clean = pad(sources, tokenizer.pad_id)
     garbage = clean.clone()
     garbage[hidden] = torch.randint(4, 400, (int(hidden.sum()),), generator=torch.Generator().manual_seed(0))
     targets = torch.randint(4, 400, (6, 12), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(model(clean, targets, hidden), model(garbage, targets, hidden))
+    torch.testing.assert_close(model(clean, targets, hidden), model(garbage, targets, hidden), rtol=0, atol=1e-10)
     assert not torch.allclose(model(clean, targets), model(garbage, targets)), "a vain test"
 
 
@@ -253,7 +259,7 @@ def test_an_id_that_equals_padding_is_still_a_token():
 
 @every_search
 def test_a_line_is_translated_the_same_in_another_window(config):
-    translator = tiny_translator()
+    translator = translator64()
     whole = translator.candidates(ENGLISH, config)
     windows = translator.candidates(ENGLISH[:4], config) + translator.candidates(ENGLISH[4:], config, first_line=5)
     assert_same(windows, whole)
@@ -263,7 +269,7 @@ def test_a_line_is_translated_the_same_in_another_window(config):
 
 
 def test_sentences_are_translated_alone_and_joined():
-    translator = tiny_translator()
+    translator = translator64()
     line = "The cat sat on the mat. Where is the station? We were waiting!"
     parts = ["The cat sat on the mat.", "Where is the station?", "We were waiting!"]
     ((found,),) = translator.candidates([line], GREEDY)
@@ -287,13 +293,13 @@ def test_sentences_of_a_language_with_spaces_are_joined_by_one():
 
 def test_without_splitting_a_line_is_one_sentence():
     line = "The cat sat. The dog sat."
-    ((found,),) = tiny_translator().candidates([line], GREEDY, split=False)
+    ((found,),) = translator64().candidates([line], GREEDY, split=False)
     assert found.sources == [line] and len(found.tokens) == 1
 
 
 def test_equal_sentences_of_a_line_are_sampled_apart():
     config = DecodeConfig(sampling=True, temperature=2.0)
-    ((found,),) = tiny_translator().candidates(["I would like a cup. I would like a cup."], config)
+    ((found,),) = translator64().candidates(["I would like a cup. I would like a cup."], config)
     assert found.sources[0] == found.sources[1] and found.tokens[0] != found.tokens[1]
 
 
@@ -301,7 +307,7 @@ def test_equal_sentences_of_a_line_are_sampled_apart():
 
 
 def test_n_best_is_sorted_and_distinct():
-    for candidates in tiny_translator().candidates(ENGLISH[:5], DecodeConfig(beam_size=6, n_best=6), split=False):
+    for candidates in translator64().candidates(ENGLISH[:5], DecodeConfig(beam_size=6, n_best=6), split=False):
         assert len(candidates) == 6 == len({str(candidate.tokens) for candidate in candidates})
         ends = [candidate.tokens[0][-1] == "</s>" for candidate in candidates]
         assert ends == sorted(ends, reverse=True)
@@ -408,7 +414,7 @@ def test_progress_counts_whole_lines():
 
 
 def test_a_line_of_several_sentences_has_n_best_too():
-    (candidates,) = tiny_translator().candidates(["The cat sat on the mat. Yes."], BEAM)
+    (candidates,) = translator64().candidates(["The cat sat on the mat. Yes."], BEAM)
     assert len(candidates) == 4
     assert len({candidate.text for candidate in candidates}) > 1
 
@@ -416,7 +422,7 @@ def test_a_line_of_several_sentences_has_n_best_too():
 @every_search
 def test_a_translation_begins_with_its_prefix(config):
     prefixes = ["猫坐在", "", "请给我一杯茶", "好！"]
-    translator = tiny_translator()
+    translator = translator64()
     found = translator.candidates(ENGLISH[:4], config, prefixes=prefixes, split=False)
     for prefix, candidates in zip(prefixes, found, strict=True):
         for candidate in candidates:
@@ -425,14 +431,14 @@ def test_a_translation_begins_with_its_prefix(config):
 
 
 def test_the_prefix_of_a_line_begins_its_first_sentence_only():
-    ((found,),) = tiny_translator().candidates(["The cat sat. The dog sat."], GREEDY, prefixes=["价格"])
+    ((found,),) = translator64().candidates(["The cat sat. The dog sat."], GREEDY, prefixes=["价格"])
     assert found.text.startswith("价格")
-    ((plain,),) = tiny_translator().candidates(["The cat sat. The dog sat."], GREEDY)
+    ((plain,),) = translator64().candidates(["The cat sat. The dog sat."], GREEDY)
     assert found.tokens[0] != plain.tokens[0] and found.tokens[1] == plain.tokens[1]
 
 
 def test_the_longest_target_follows_from_the_source_and_the_positions():
-    translator = tiny_translator()
+    translator = translator64()
     for factor, extra in ((0.0, 1), (0.5, 2), (100.0, 1)):
         config = DecodeConfig(beam_size=1, max_length_factor=factor, max_length_extra=extra)
         for line, (candidate,) in zip(RAGGED, translator.candidates(RAGGED, config, split=False), strict=True):
@@ -460,18 +466,18 @@ def test_the_longest_target_follows_from_the_source_and_the_positions():
 @pytest.mark.parametrize("prefix", ["", "猫坐在"])
 def test_scores_found_are_the_teacher_forced_ones(config, prefix):
     """Cut targets and complete ones."""
-    translator = tiny_translator()
+    translator = translator64()
     found = translator.candidates(RAGGED, config, prefixes=[prefix] * len(RAGGED), split=False)
     flat = [candidate for candidates in found for candidate in candidates]
     scores = translator.score([c.sources[0] for c in flat], [c.tokens[0] for c in flat])
     assert [tokens for _, tokens in scores] == [len(c.tokens[0]) for c in flat]
-    assert [score for score, _ in scores] == pytest.approx([c.log_prob for c in flat], rel=1e-6, abs=1e-4)
+    assert [score for score, _ in scores] == pytest.approx([c.log_prob for c in flat], rel=1e-5, abs=1e-3)
     complete = {c.tokens[0][-1] == "</s>" for c in flat}
     assert True in complete and (prefix or complete == {True, False})
 
 
 def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
-    translator = tiny_translator()
+    translator = translator64()
     scores = translator.score(ENGLISH, CHINESE)
     for source, target, (score, tokens) in zip(ENGLISH, CHINESE, scores, strict=True):
         ids = [*translator.tokenizer.encode(target), translator.tokenizer.eos_id]
@@ -485,9 +491,9 @@ def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
 
 def test_scores_in_batches_of_any_size_are_the_same():
     targets = [CHINESE[i % 10] for i in range(len(RAGGED))]
-    expected = tiny_translator(batch_tokens=1).score(RAGGED, targets)
+    expected = translator64(batch_tokens=1).score(RAGGED, targets)
     for batch_tokens in (100, 1 << 20):
-        got = tiny_translator(batch_tokens=batch_tokens).score(RAGGED, targets)
+        got = translator64(batch_tokens=batch_tokens).score(RAGGED, targets)
         assert [tokens for _, tokens in got] == [tokens for _, tokens in expected]
         assert [score for score, _ in got] == pytest.approx([score for score, _ in expected], abs=1e-4)
 
@@ -501,7 +507,7 @@ def test_scores_in_batches_of_any_size_are_the_same():
     ids=["greedy", "beam", "sampling"],
 )
 def test_the_stream_is_the_translation(config):
-    translator = tiny_translator()
+    translator = translator64()
     for text in [*NASTY, *BLANK, *RAGGED[:6], *CHINESE[:3], " ".join(ENGLISH[:4])]:
         parts = list(translator.stream(text, config))
         assert all(parts)
@@ -510,12 +516,12 @@ def test_the_stream_is_the_translation(config):
 
 def test_greedy_streams_while_it_decodes(monkeypatch):
     steps = script(monkeypatch, [tiny_tokenizer().ids(["猫", "在", "狗", "</s>"])])
-    seen = [(len(steps), part) for part in tiny_translator().stream("Yes.", GREEDY)]
+    seen = [(len(steps), part) for part in translator64().stream("Yes.", GREEDY)]
     assert seen == [(1, "猫"), (2, "在"), (3, "狗")]
 
 
 def test_sentences_stream_one_by_one_from_a_beam():
-    translator = tiny_translator()
+    translator = translator64()
     parts = list(translator.stream("The cat sat on the mat. Where is the station?", BEAM))
     assert parts == translator.translate(["The cat sat on the mat.", "Where is the station?"], BEAM)
 
@@ -541,7 +547,7 @@ def bytes_of(text: str) -> list[str]:
 )
 def test_characters_spelled_by_bytes_stream_whole(monkeypatch, pieces, expected):
     script(monkeypatch, [tiny_tokenizer().ids(pieces)])
-    translator = tiny_translator()
+    translator = translator64()
     parts = list(translator.stream("Yes.", GREEDY))
     assert translator.translate(["Yes."], GREEDY) == [expected]
     assert "".join(parts) == expected
@@ -553,7 +559,7 @@ def test_characters_spelled_by_bytes_stream_whole(monkeypatch, pieces, expected)
 def test_whatever_the_tokens_the_stream_is_the_translation(monkeypatch, seed):
     """Pieces of characters, of white space and of neither, in any order."""
     generator = random.Random(seed)
-    tokenizer, translator = tiny_tokenizer(), tiny_translator()
+    tokenizer, translator = tiny_tokenizer(), translator64()
     whole = [bytes_of(text) for text in ("😀", "\u3000", "\n", "\r", "\u0085", "é", "\ufffd")]
     choices = [["▁"], ["o"], ["猫"], *whole, *[[piece] for pieces in whole for piece in pieces]]
     for _ in range(60):
@@ -592,7 +598,7 @@ def script(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> list[in
 
 
 def test_a_beam_larger_than_the_vocabulary_is_refused():
-    translator = tiny_translator()
+    translator = translator64()
     most = translator.tokenizer.vocab_size
     for call in (
         lambda: translator.translate(["Yes."], DecodeConfig(beam_size=most + 1)),
@@ -633,7 +639,7 @@ def test_a_cache_kind_that_is_none_is_refused_with_those_that_are():
 
 
 def test_prefixes_that_do_not_fit_are_refused():
-    translator = tiny_translator()
+    translator = translator64()
     for prefixes in ([], ["猫"], ["猫"] * 3):
         with pytest.raises(UserError, match=f"2 lines need as many target prefixes, not {len(prefixes)}"):
             translator.translate(["Yes.", "No."], prefixes=prefixes)
@@ -646,7 +652,7 @@ def test_prefixes_that_do_not_fit_are_refused():
 
 
 def test_pairs_that_cannot_be_scored_are_refused():
-    translator = tiny_translator()
+    translator = translator64()
     limit = translator.config.model.max_positions
     with pytest.raises(UserError, match="2 sources and 1 targets"):
         translator.score(["Yes.", "No."], ["是"])
@@ -669,7 +675,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(name):
 
 
 def test_translating_leaves_no_trace_between_calls():
-    translator = tiny_translator()
+    translator = translator64()
     first = translator.candidates(RAGGED[:5], BEAM)
     translator.candidates(RAGGED[5:], GREEDY)
     assert_same(translator.candidates(RAGGED[:5], BEAM), first)
@@ -678,7 +684,7 @@ def test_translating_leaves_no_trace_between_calls():
 
 
 def test_settings_may_be_given_by_name_and_are_checked():
-    translator = tiny_translator()
+    translator = translator64()
     lines = ["One.", "Two."]
     assert translator.translate(lines, beam_size=1) == translator.translate(lines, GREEDY)
     with pytest.raises(UserError, match=r"beam_sise.*beam_size"):

@@ -1,6 +1,5 @@
 """Searches: against brute force, by hand on stub models, and the same with a cache and without."""
 
-import copy
 import hashlib
 import itertools
 import math
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import tiny_model
+from tests.helpers import tiny_model64
 from translator.cache import CACHE_KINDS
 from translator.config import DecodeConfig
 from translator.model import TranslationModel
@@ -430,14 +429,17 @@ def test_a_prefix_may_repeat_and_may_be_what_the_model_would_never_say(config):
 
 @every_search
 def test_a_long_target_is_added_up_without_rounding(config):
-    """In fp32 the total of 300 unlikely tokens is off by more than scores are compared with."""
+    """In fp32 the total of 300 unlikely tokens is off by more than scores are compared with.
+
+    One token has nearly all the mass, so that the log-probabilities of the others are exact on any machine.
+    """
 
     class Single(StubStepper):
         def step(self, tokens: Tensor) -> Tensor:
             return super().step(tokens).float()
 
     def table(sentence: int, held: tuple[int, ...]) -> list[float]:
-        return [0.0, 0.0, 0.0, -7.7 - len(held) / 999, -3.3, 1.1]
+        return [-90.0, -90.0, -81.0, -80.0004, -82.0, 0.0]
 
     prefix = [A] * 300
     stepper = Single(table, 1, rows_per_sentence(config))
@@ -447,7 +449,7 @@ def test_a_long_target_is_added_up_without_rounding(config):
         exact = math.fsum(
             float(row.log_softmax(0)[token]) for row, token in zip(logits, hypothesis.tokens, strict=True)
         )
-        assert exact < -2000 and hypothesis.log_prob == pytest.approx(exact, abs=1e-6)
+        assert exact < -24_000 and hypothesis.log_prob == pytest.approx(exact, abs=0.01)
 
 
 # -- greedy and sampling ---------------------------------------------------------------------------------------------
@@ -469,7 +471,7 @@ def test_greedy_steps_show_each_token_and_each_end():
     for t, (history, finished) in enumerate(greedy_steps(StubStepper(table, 3), sentences(limits), GREEDY), 1):
         assert history.shape[1] == t
         ended.update(finished)
-    assert [ended[index] for index in range(3)] == [hypotheses[0] for hypotheses in whole]
+    assert_same([ended[index] for index in range(3)], [hypotheses[0] for hypotheses in whole])
 
 
 def three_ways(sentence: int, held: tuple[int, ...]) -> list[float]:
@@ -642,11 +644,6 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
 
 
-@lru_cache
-def model64() -> TranslationModel:
-    return copy.deepcopy(tiny_model()).double()
-
-
 def of_model(max_lengths: list[int], **options) -> Sentences:
     return Sentences(max_lengths, bos_id=2, eos_id=3, pad_id=0, **options)
 
@@ -662,7 +659,7 @@ def cached(model: TranslationModel, sources: list[list[int]], config: DecodeConf
 @pytest.mark.parametrize("kind", sorted(CACHE_KINDS))
 def test_a_search_with_a_cache_equals_one_without(config, kind):
     """Tokens and scores, for beams that swap places and sentences that finish at different steps."""
-    model = model64()
+    model = tiny_model64()
     found = search(cached(model, SOURCES, config, kind), of_model(LIMITS), config)
     whole = WholePrefixStepper(model, SOURCES, rows_per_sentence(config))
     expected = search(whole, of_model(LIMITS), config)
@@ -674,8 +671,8 @@ def test_a_search_with_a_cache_equals_one_without(config, kind):
 @every_config
 @pytest.mark.parametrize("order", [[0, 2], [2, 0], [0, 1, 3], [0, 1, 2, 3, 4]], ids=str)
 def test_in_a_batch_as_alone(config, order):
-    """A short sentence is not changed by a long one beside it, nor three by one another; fp32, as shipped."""
-    model = tiny_model()
+    """A short sentence is not changed by a long one beside it, nor three by one another."""
+    model = tiny_model64()
     together = search(
         cached(model, [SOURCES[i] for i in order], config, "dynamic"),
         of_model([LIMITS[i] for i in order], keys=[(i,) for i in order]),
@@ -684,12 +681,12 @@ def test_in_a_batch_as_alone(config, order):
     for index, found in zip(order, together, strict=True):
         stepper = cached(model, [SOURCES[index]], config, "dynamic")
         (alone,) = search(stepper, of_model([LIMITS[index]], keys=[(index,)]), config)
-        assert_same(found, alone, tolerance=1e-4)
+        assert_same(found, alone)
 
 
 def test_an_output_on_the_way_is_not_changed_by_later_steps():
     """Every n-best target of a long search is what the model gives it, not a mixture of beams."""
-    model, config = model64(), DecodeConfig(beam_size=6, n_best=6, early_stopping=False)
+    model, config = tiny_model64(), DecodeConfig(beam_size=6, n_best=6, early_stopping=False)
     found = search(cached(model, SOURCES, config, "static"), of_model(LIMITS), config)
     for source, hypotheses in zip(SOURCES, found, strict=True):
         for hypothesis in hypotheses:
