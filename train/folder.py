@@ -3,7 +3,7 @@
     run.json              the run's identity; every saved step carries it too
     last/                 a checkpoint, and beside it all that the run needs to go on
     best/                 a checkpoint, and beside it which step it is
-    log.jsonl test.json   the figures
+    log.jsonl test.json   the figures; those of a run that was killed before its first save get its name in front
     .lock                 held while a training writes here; a process that dies lets go of it
 
 All are plain files and folders: a run may be copied, packed and moved. `.last.unfinished` is being written; whole, it
@@ -97,8 +97,9 @@ class RunFolder:
             )
 
     def _begin(self, resume: bool) -> None:
+        self.identity = ""
         if (self.path / IDENTITY).exists():
-            self.identity = from_json(Identity, self.path / IDENTITY)
+            self.identity = from_json(Identity, self.path / IDENTITY).run
             with self._writing(self.path):
                 for name in ("last", "best"):
                     self._settle(name)
@@ -112,12 +113,15 @@ class RunFolder:
         if saved:
             raise UserError(f"{self.path}: holds a run already; go on with --resume, or name another with "
                             "--set output=…")  # fmt: skip
-        with self._writing(self.path):
-            for name in (LOG, TEST):  # of a run that never saved a step
-                (self.path / name).unlink(missing_ok=True)
+        if self.identity:
+            # The run that was begun here before has no saved step any more; its figures are kept out of the new log.
+            with self._writing(self.path):
+                for name in (LOG, TEST):
+                    if (self.path / name).is_file():
+                        (self.path / name).rename(self.path / f"{self.identity[:8]}-{name}")
         began = datetime.now().astimezone().isoformat(timespec="seconds")
-        self.identity = Identity(run=secrets.token_hex(16), began=began)
-        atomic_write_bytes(self.path / IDENTITY, to_json(self.identity).encode())
+        self.identity = secrets.token_hex(16)
+        atomic_write_bytes(self.path / IDENTITY, to_json(Identity(run=self.identity, began=began)).encode())
 
     def _check_ours(self, place: Path) -> None:
         """Refuses a saved step that another run wrote, or that isn't one."""
@@ -125,8 +129,8 @@ class RunFolder:
             kind = "a symbolic link" if place.is_symlink() else "a file"
             raise UserError(f"{place}: is {kind}; a saved step of this program is a folder")
         run = read_saved(place).run
-        if run != self.identity.run:
-            raise UserError(f"{place / COUNTERS}: run = {run!r} is another run's, {IDENTITY} has {self.identity.run!r}")
+        if run != self.identity:
+            raise UserError(f"{place / COUNTERS}: run = {run!r} is another run's, {IDENTITY} has {self.identity!r}")
 
     # -- one saved step after another --------------------------------------------------------------------------------
 
@@ -183,7 +187,7 @@ class RunFolder:
         except Timeout:  # is an OSError too
             raise
         except OSError as error:
-            raise UserError(f"{path}: cannot be {what} ({error.strerror or error})") from None
+            raise UserError(f"{path}: cannot be {what}: {error.strerror or error}") from None
 
 
 def _discard(folder: Path) -> None:

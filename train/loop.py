@@ -276,7 +276,7 @@ class Trainer:
 
     def _save(self) -> None:
         self._check_weights()
-        saved = Saved(run=self.run.identity.run, counters=dataclasses.replace(self.counters), recipe=self.recipe)
+        saved = Saved(run=self.run.identity, counters=dataclasses.replace(self.counters), recipe=self.recipe)
         with self.run.replacing("last") as folder:
             write_state(folder, self.averaged, self.model.state_dict(), self.optimizer, saved)
         if self.counters.best_step == self.counters.step or not self.run.best.exists():

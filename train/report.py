@@ -75,8 +75,7 @@ class Report:
             with self.path.open("ab") as log:
                 log.write(text.encode("utf-8", errors="backslashreplace") + b"\n")
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror}); the run's last saved step is whole, "
-                            "--resume goes on from it") from None  # fmt: skip
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
         if line is not None:
             self.say(line)
 
@@ -99,6 +98,8 @@ class Report:
         self.progress.update(self.task, completed=step)
         if not self.path.exists():
             return
+        if not self.path.is_file():
+            raise UserError(f"{self.path}: is not a file; move it away")
         kept: list[bytes] = []
         try:
             with self.path.open("rb") as log:
@@ -115,7 +116,7 @@ class Report:
                         continue
                     kept.append(raw)
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
         atomic_write_bytes(self.path, b"".join(kept))
 
 

@@ -139,7 +139,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
     """What a log's first record says of a run: how it was set up, and where it runs."""
     recipe: dict[str, Any] = TypeAdapter(Recipe).dump_python(trainer.recipe, mode="json")
     return {
-        "run": trainer.run.identity.run,
+        "run": trainer.run.identity,
         "recipe": recipe,
         "model": dataclasses.asdict(trainer.averaged.config.model),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),

@@ -58,6 +58,9 @@ def test_what_a_kill_before_the_first_save_leaves_is_not_taken_for_the_new_run(
     half.mkdir()
     (half / "model.safetensors").write_text("half")
     run_recipe(str(recipe("run")), ["seed=2"])
+    (kept,) = (tmp_path / "run").glob("????????-log.jsonl")  # the figures of what was there
+    assert '"seed": 1' in kept.read_text() and '"event": "test"' in kept.read_text()
+    kept.with_name(kept.name.replace("log.jsonl", "test.json")).unlink()
     same_run(tmp_path / "run", tmp_path / "other")
     assert [record["event"] for record in records(tmp_path / "run")].count("start") == 1
 
@@ -163,3 +166,16 @@ def test_a_last_that_is_no_saved_step_is_one_line(recipe: WriteRecipe, tmp_path:
     with pytest.raises(UserError, match="holds a run already"):
         run_recipe(str(recipe()), [])
     assert (tmp_path / "elsewhere" / "training.json").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"\xff", b"[" * 50_000, b'{"run": 5, "began": ""}', b'{"run": "..", "began": ""}'],
+)
+def test_an_identity_that_is_none_is_one_line(recipe: WriteRecipe, tmp_path: Path, content: bytes) -> None:
+    run_recipe(str(recipe()), ["training.max_steps=1"])
+    (tmp_path / "run" / "run.json").write_bytes(content)
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"run\.json: "):
+            run_recipe(str(recipe()), [], resume=resume)
+    assert step_of(tmp_path / "run" / "last") == 1

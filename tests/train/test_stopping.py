@@ -158,6 +158,29 @@ def test_a_terminal_that_is_closed_saves_first(recipe: WriteRecipe, tmp_path: Pa
     assert stopped["step"] == step_of(last)
 
 
+def test_a_log_on_a_full_disk_is_one_line_and_the_run_can_go_on(
+    recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_recipe(str(recipe("whole")), [])
+    log = tmp_path / "broken" / LOG
+    original = loop.Trainer._average
+
+    def average(self: loop.Trainer) -> None:
+        original(self)
+        if self.counters.step == 7:
+            log.rename(tmp_path / "kept")
+            log.symlink_to("/dev/full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "_average", average)
+        with pytest.raises(UserError, match=r"log.jsonl: cannot be written: No space left on device"):
+            run_recipe(str(recipe("broken")), [])
+    (tmp_path / "kept").replace(log)
+    assert step_of(tmp_path / "broken" / "last") == 5
+    run_recipe(str(recipe("broken")), [], resume=True)
+    same_run(tmp_path / "whole", tmp_path / "broken")
+
+
 # -- what is told ----------------------------------------------------------------------------------------------------
 
 
@@ -215,9 +238,10 @@ def kills(*arguments: object) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_step_replaces_another_whole_wherever_it_is_cut_off(tmp_path: Path) -> None:
-    last, _ = kills(tmp_path, "swap")
-    assert last >= 40
+@pytest.mark.parametrize("way", ["swap", "full"])
+def test_a_step_replaces_another_whole_wherever_it_is_cut_off_or_the_disk_is_full(tmp_path: Path, way: str) -> None:
+    last, _ = kills(tmp_path, way)
+    assert last >= 35
 
 
 @pytest.mark.slow
