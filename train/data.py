@@ -1,12 +1,13 @@
 """From a recipe to the text a run trains, validates and tests on, and from text to ids."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from train.batches import Encoded
-from train.corpus import EvalSet, Pair, Side, Split, evaluation_set, load_corpora, simplify, split_pairs
+from train.corpus import EvalSet, Pair, Side, Split, by_name, joined, load_corpora, simplify, split_pairs, top_up_dev
 from train.filters import account_lines, filter_pairs
 from train.recipe import Recipe
 from translator.errors import UserError
@@ -18,12 +19,23 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Data:
-    """The parts of a run's corpus. `dev_pairs` are the pairs behind `dev`, for the validation loss."""
+    """The parts of a run's corpus. `dev_pairs` are the pairs behind `dev`, for the validation loss; `dev_sets` and
+    `test_sets` are by the names of the corpora, in the recipe's order, none of them empty."""
 
     train: list[Pair]
     dev_pairs: list[Pair]
-    dev: EvalSet
-    test: EvalSet
+    dev_sets: dict[str, EvalSet]
+    test_sets: dict[str, EvalSet]
+
+    @property
+    def dev(self) -> EvalSet:
+        """All of `dev_sets`."""
+        return joined(self.dev_sets.values())
+
+    @property
+    def test(self) -> EvalSet:
+        """All of `test_sets`."""
+        return joined(self.test_sets.values())
 
     def fingerprint(self) -> str:
         """Changes when the training or dev text changes, so that a resumed run can tell."""
@@ -39,7 +51,7 @@ def load_data(recipe: Recipe, base: Path, say: Say, dropped: dict[str, list[Pair
     `dropped` receives the first few pairs of each filter.
     Raises `UserError` for corpora that can't be read or leave nothing to train on.
     """
-    split = _split(recipe, base)
+    split = _split(recipe, base, say)
     held_out = split.dev + split.test
     languages = recipe.source_language, recipe.target_language
     kept, account = filter_pairs(split.train, held_out, recipe.filters, *languages, dropped)
@@ -47,12 +59,27 @@ def load_data(recipe: Recipe, base: Path, say: Say, dropped: dict[str, list[Pair
         say(line)
     if not kept:
         raise UserError("corpora: no pair is left to train on; see the account above for what dropped them")
-    data = Data(kept, split.dev, evaluation_set(split.dev), evaluation_set(split.test))
-    say(f"dev {len(data.dev.sources):,} sentences, test {len(data.test.sources):,} sentences")
+    train = [pair for pair in kept for _ in range(pair.repeat)]
+    if len(train) > len(kept):
+        say(f"pairs repeated to          {len(train):,}: " + ", ".join(_shares(train)))
+    data = Data(train, split.dev, by_name(split.dev), by_name(split.test))
+    say(f"dev {_sentences(data.dev_sets)}; test {_sentences(data.test_sets)}")
     return data
 
 
-def _split(recipe: Recipe, base: Path) -> Split:
+def _shares(train: Sequence[Pair]) -> list[str]:
+    counts = Counter(pair.name for pair in train)
+    return [f"{name} {count:,} ({count / len(train):.0%})" for name, count in counts.items()]
+
+
+def _sentences(sets: dict[str, EvalSet]) -> str:
+    """How many sentences, all in all and by name."""
+    total = sum(len(found.sources) for found in sets.values())
+    names = ", ".join(f"{name} {len(found.sources):,}" for name, found in sets.items()) if len(sets) > 1 else ""
+    return f"{total:,} sentences" + f" ({names})" * bool(names)
+
+
+def _split(recipe: Recipe, base: Path, say: Say) -> Split:
     def load(entries: Sequence[object]) -> list[Pair]:
         pairs = load_corpora(entries, recipe.source_language, recipe.target_language, base) if entries else []
         sides: tuple[tuple[Side, str], ...] = (("source", recipe.source_language), ("target", recipe.target_language))
@@ -64,7 +91,10 @@ def _split(recipe: Recipe, base: Path) -> Split:
     train = load(recipe.corpora) if recipe.corpora else load_corpora([], "", "", base)
     if recipe.split.dev or recipe.split.test:
         return Split(train, load(recipe.split.dev), load(recipe.split.test))
-    return split_pairs(train, recipe.split.key)
+    split, grown = top_up_dev(split_pairs(train, recipe.split.key), recipe.split.key)
+    for line in grown:
+        say(line)
+    return split
 
 
 def within(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int) -> list[Pair]:

@@ -1,6 +1,6 @@
 """Validation: loss per token and real translations of held-out sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +15,41 @@ from translator.pipeline import Translator
 
 
 @dataclass(slots=True)
+class SetScores:
+    """Scores of held-out sets: of all their sentences together, and `named`, by set, where there are several.
+
+    `samples` are source, translation and references of the first sentences of each.
+    """
+
+    scores: Scores
+    named: dict[str, Scores]
+    samples: list[tuple[str, str, list[str]]]
+
+    def metric(self, name: str) -> float:
+        """`bleu` or `chrf`: of all sentences, or the mean over named sets, so that a small one counts as much."""
+        values = [float(getattr(scores, name)) for scores in self.named.values() or [self.scores]]
+        return sum(values) / len(values)
+
+    def line(self) -> str:
+        """The scores for people."""
+        parts = [f"{name} BLEU {scores.bleu:.1f} chrF {scores.chrf:.1f}" for name, scores in self.named.items()]
+        return f"BLEU {self.scores.bleu:.1f}  chrF {self.scores.chrf:.1f}" + f"  ({'; '.join(parts)})" * bool(parts)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """The named scores for a log."""
+        return {name: {"bleu": scores.bleu, "chrf": scores.chrf} for name, scores in self.named.items()}
+
+
+@dataclass(slots=True)
 class Validation:
-    """`loss` in nats a target token, end token counted, without smoothing; corpus scores; the translations made."""
+    """`loss` in nats a target token, end token counted, without smoothing; scores of real translations."""
 
     loss: float
-    scores: Scores
-    hypotheses: list[str]
+    result: SetScores
 
     def metric(self, name: str) -> float:
         """`bleu`, `chrf` or `loss`, turned so that more is better."""
-        return -self.loss if name == "loss" else float(getattr(self.scores, name))
+        return -self.loss if name == "loss" else self.result.metric(name)
 
 
 @torch.no_grad()
@@ -43,16 +68,24 @@ def dev_loss(checkpoint: Checkpoint, encoded: Encoded, batch_tokens: int) -> flo
     return total / max(tokens, 1)
 
 
-def translate_set(checkpoint: Checkpoint, sources: Sequence[str], config: DecodeConfig) -> list[str]:
-    """One translation a source."""
-    return Translator(checkpoint).translate(sources, config)
-
-
-def validate(
-    checkpoint: Checkpoint, encoded: Encoded, dev: EvalSet, sentences: int, config: DecodeConfig, batch_tokens: int
-) -> Validation:
-    """Loss over `encoded`, BLEU and chrF over the first `sentences` of `dev`."""
-    sources, references = dev.sources[:sentences], dev.references[:sentences]
-    hypotheses = translate_set(checkpoint, sources, config)
-    scores = corpus_scores(hypotheses, references, checkpoint.config.target_language)
-    return Validation(dev_loss(checkpoint, encoded, batch_tokens), scores, hypotheses)
+def score_sets(
+    checkpoint: Checkpoint,
+    sets: Mapping[str, EvalSet],
+    config: DecodeConfig,
+    sentences: int | None = None,
+    shown: int = 0,
+) -> SetScores:
+    """BLEU and chrF over the first `sentences` of each set; `shown` of each are the samples."""
+    translator, language = Translator(checkpoint), checkpoint.config.target_language
+    named, samples = {}, []
+    all_texts: list[str] = []
+    all_references: list[list[str]] = []
+    for name, held in sets.items():
+        texts = translator.translate(held.sources[:sentences], config)
+        references = held.references[:sentences]
+        named[name] = corpus_scores(texts, references, language)
+        samples += list(zip(held.sources, texts, references, strict=False))[:shown]
+        all_texts += texts
+        all_references += references
+    scores = corpus_scores(all_texts, all_references, language)
+    return SetScores(scores, named if len(named) > 1 else {}, samples)

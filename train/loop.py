@@ -11,8 +11,8 @@ from types import FrameType
 import torch
 
 from train.batches import Batch, collate, plan_epoch
-from train.data import Data, encode_pairs, fits
-from train.evaluate import Validation, translate_set, validate
+from train.data import Data, encode_pairs, fits, within
+from train.evaluate import Validation, dev_loss, score_sets
 from train.folder import RunFolder
 from train.loss import smoothed_cross_entropy
 from train.recipe import Recipe
@@ -21,7 +21,6 @@ from train.schedule import learning_rate
 from train.state import Counters, Saved, load_state, write_state
 from translator.checkpoint import Checkpoint
 from translator.errors import UserError
-from translator.metrics import Scores, corpus_scores
 
 # A closed terminal, Ctrl-C, a scheduler: each saves first. `nohup` asks for the first to be ignored, and it is.
 _STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -42,12 +41,8 @@ class Trainer:
         limit = min(self.settings.max_tokens, checkpoint.config.model.max_positions)
         self.max_tokens = limit
         self.pairs = fits(data.train, checkpoint.tokenizer, limit, report.say)
-        dev = [
-            pair
-            for pair in data.dev_pairs
-            if max(len(checkpoint.tokenizer.encode(side)) for side in (pair.source, pair.target)) < limit
-        ]
-        self.dev = encode_pairs(dev, checkpoint.tokenizer) if dev and data.dev.sources else None
+        dev = within(data.dev_pairs, checkpoint.tokenizer, limit)
+        self.dev = encode_pairs(dev, checkpoint.tokenizer) if dev and data.dev_sets else None
         if self.dev is None:
             report.say("no dev sentences: nothing is validated; name some under [split] dev")
         self.optimizer = torch.optim.AdamW(
@@ -152,7 +147,7 @@ class Trainer:
         counters.logged_steps += 1
         self._tell(epoch, rate, norm)
         if counters.step % self.recipe.evaluation.every == 0 or counters.step == settings.max_steps:
-            self._validate()
+            self.validate()
         elif counters.step % settings.save_every == 0:
             self._save()
 
@@ -232,15 +227,17 @@ class Trainer:
         steps = counters.logged_seconds / max(counters.logged_steps, 1) * (total - counters.step)
         return steps + self.validation_seconds * (math.ceil(total / every) - counters.step // every)
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Scores the averaged weights on the dev part, where there is one, and saves: as the best, where they are."""
         counters, wanted = self.counters, self.recipe.evaluation
         improved = True
         self._check_weights()
         if self.dev is not None:
             began = time.perf_counter()
             greedy = dataclasses.replace(self.recipe.decode, beam_size=wanted.beam_size, n_best=1)
-            result = validate(
-                self.averaged, self.dev, self.data.dev, wanted.sentences, greedy, self.settings.batch_tokens
+            result = Validation(
+                dev_loss(self.averaged, self.dev, self.settings.batch_tokens),
+                score_sets(self.averaged, self.data.dev_sets, greedy, wanted.sentences, wanted.samples),
             )
             self.validation_seconds = time.perf_counter() - began
             self._check_finite(result.loss, "the loss on the dev part")
@@ -255,18 +252,17 @@ class Trainer:
         self._save()
 
     def _tell_validation(self, result: Validation, improved: bool) -> None:
-        scores, dev = result.scores, self.data.dev
-        samples = list(zip(dev.sources, result.hypotheses, dev.references, strict=False))
-        samples = samples[: self.recipe.evaluation.samples]
+        scores, samples = result.result.scores, result.result.samples
         self.report.record(
             "validation",
             self.counters.step,
-            f"  dev: loss {result.loss:.3f}  BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}" + "  best" * improved,
+            f"  dev: loss {result.loss:.3f}  {result.result.line()}" + "  best" * improved,
             dev_loss=result.loss,
             dev_bleu=scores.bleu,
             dev_chrf=scores.chrf,
             bleu_signature=scores.bleu_signature,
             chrf_signature=scores.chrf_signature,
+            dev_sets=result.result.figures(),
             metric=self.recipe.evaluation.metric,
             best=improved,
             samples=[{"source": source, "translation": text, "references": right} for source, text, right in samples],
@@ -292,9 +288,3 @@ def uses_bfloat16(precision: str, device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported()
     # No public call tells; without the instructions bf16 on a CPU is slower than fp32.
     return device.type == "cpu" and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
-
-
-def test_scores(checkpoint: Checkpoint, data: Data) -> Scores:
-    """BLEU and chrF on the test part, decoded as the checkpoint's own settings say."""
-    hypotheses = translate_set(checkpoint, data.test.sources, checkpoint.config.decode)
-    return corpus_scores(hypotheses, data.test.references, checkpoint.config.target_language)

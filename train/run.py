@@ -9,10 +9,11 @@ import torch
 from pydantic import TypeAdapter
 
 from train.data import Data, load_data
+from train.evaluate import score_sets
 from train.fit import as_saved, fitted
 from train.folder import TEST, RunFolder
 from train.initial import initial_checkpoint, new_checkpoint, new_tokenizer
-from train.loop import Trainer, test_scores
+from train.loop import Trainer
 from train.recipe import Recipe, read_recipe
 from train.report import Report
 from train.resume import Changes, changed_settings, described, judged_otherwise, text_changes
@@ -78,6 +79,8 @@ def _begun(
     torch.manual_seed(recipe.seed)
     trainer = Trainer(recipe, data, _decoding(checkpoint, recipe), folder, report, device)
     report.record("start", 0, **_facts(trainer), init_from=str(init_from) if init_from else None)
+    if init_from is not None:
+        trainer.validate()  # where it begins: only then can it be seen what the old text loses and the new one gains
     return trainer
 
 
@@ -155,8 +158,10 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
 
 def _finish(folder: RunFolder, trainer: Trainer, report: Report) -> None:
     """Scores the best checkpoint on the test part and says where everything is."""
-    if trainer.data.test.sources:
-        scores = test_scores(read_checkpoint(folder.best, trainer.device), trainer.data)
+    if trainer.data.test_sets:
+        best = read_checkpoint(folder.best, trainer.device)
+        result = score_sets(best, trainer.data.test_sets, best.config.decode)
+        scores = result.scores
         figures = {
             "bleu": scores.bleu,
             "chrf": scores.chrf,
@@ -165,8 +170,9 @@ def _finish(folder: RunFolder, trainer: Trainer, report: Report) -> None:
             "sentences": len(trainer.data.test.sources),
             "step": trainer.counters.best_step,
             "hours": round(trainer.counters.seconds / 3600, 2),
+            "sets": result.figures(),
         }
         atomic_write_bytes(folder.path / TEST, (json_text(figures, indent=2) + "\n").encode())
-        line = f"test: BLEU {scores.bleu:.1f}  chrF {scores.chrf:.1f}  ({scores.bleu_signature})"
+        line = f"test: {result.line()}  ({scores.bleu_signature})"
         report.record("test", trainer.counters.step, line, **{f"test_{key}": value for key, value in figures.items()})
     report.say(f"done: {folder.best} holds the best model, {folder.last} the last")

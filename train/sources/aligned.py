@@ -25,9 +25,11 @@ class AlignedCorpus(Corpus):
 
     @classmethod
     def recognise(cls, entry: object) -> dict[str, Any] | None:
-        """A list of two file names."""
+        """A list of two file names, or a table with the keys `source` and `target` and no other file."""
         if isinstance(entry, list) and len(entry) == 2 and all(isinstance(name, str) for name in entry):
             return {"source": entry[0], "target": entry[1]}
+        if isinstance(entry, dict) and {"source", "target"} <= entry.keys() and not {"table", "dataset"} & entry.keys():
+            return entry
         return None
 
     def load(self, source_language: str, target_language: str, base: Path) -> Iterator[Pair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,19 +20,32 @@ FileName = Annotated[str, pydantic.AfterValidator(usable_path)]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence, its translation, and where they were read: file and line, or package and number."""
+    """A sentence, its translation, and where they were read: file and line, or package and number.
+
+    `name` and `repeat` are those of the corpus.
+    """
 
     source: str
     target: str
     origin: str
+    name: str = "text"
+    repeat: int = 1
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Corpus(ABC):
-    """One entry of a recipe's `corpora`, checked."""
+    """One entry of a recipe's `corpora`, checked.
+
+    `name` groups corpora whose held-out sentences are to be scored apart. `repeat` is how often training sees each of
+    their pairs in an epoch.
+    """
 
     FORM: ClassVar[str]
     """How an entry of this kind is written in a recipe, for messages."""
+
+    _: dataclasses.KW_ONLY
+    name: Annotated[str, pydantic.Field(pattern=r"^\w[\w .-]{0,39}$")] = "text"
+    repeat: Annotated[int, pydantic.Field(ge=1, le=100_000)] = 1
 
     @classmethod
     @abstractmethod

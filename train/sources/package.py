@@ -30,10 +30,10 @@ class PackageCorpus(Corpus):
 
     @classmethod
     def recognise(cls, entry: object) -> dict[str, Any] | None:
-        """The text `package:NAME`."""
+        """The text `package:NAME`, or a table with the key `package`."""
         if isinstance(entry, str) and entry.startswith("package:"):
             return {"package": entry.removeprefix("package:")}
-        return None
+        return entry if isinstance(entry, dict) and "package" in entry else None
 
     def load(self, source_language: str, target_language: str, base: Path) -> Iterator[Pair]:
         """Yield English-Chinese pairs in the direction asked for.
