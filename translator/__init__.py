@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from translator.model import TranslationModel
     from translator.pipeline import Translator
 
+__version__ = "0.1.0"
+
 __all__ = ["CachedDecoder", "CachedDecoderLayer", "DecoderCache", "TranslationModel", "Translator"]
 
 _HOMES = {

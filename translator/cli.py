@@ -1,13 +1,16 @@
 """The command line: puts the subcommands together, runs one, says what went wrong."""
 
 import logging
+import platform
 import signal
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
 
+from translator import __version__
 from translator.commands import COMMANDS
 from translator.errors import UserError, is_out_of_memory, one_line
 from translator.stdio import Stopped, guarded_streams, stopped_by_signals
@@ -17,11 +20,30 @@ from translator.textio import ReaderGone
 MISTAKE, SIGNALLED = 2, 128
 READER_GONE = SIGNALLED + signal.SIGPIPE
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, context_settings=HELP_NAMES
+)
 
 for _command in COMMANDS:
-    _examples = "  ·  ".join(f"[bold]{example}[/]" for example in _command.EXAMPLES)
-    app.command(_command.__name__.rpartition(".")[2], epilog=f"Examples: {_examples}")(_command.run)
+    _examples = "\n\n".join(("Examples:", *(f"[bold]{example}[/]" for example in _command.EXAMPLES)))
+    app.command(_command.__name__.rpartition(".")[2], epilog=_examples, context_settings=HELP_NAMES)(_command.run)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"translator {__version__}, PyTorch {version('torch')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Translate, train, score and prove: an encoder-decoder toolkit around a KV cache."""
 
 
 def main() -> NoReturn:

@@ -1,13 +1,12 @@
 """Teacher-forced scores of files of translations."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from translator.console import input_lines, stream_name
 from translator.errors import UserError
 from translator.pipeline import Translator
-from translator.textio import iter_lines, read_lines
 
 Score = tuple[float, int]
 # The sentences of a line and, for each candidate, the pieces of each sentence's translation.
@@ -19,19 +18,18 @@ def score_files(translator: Translator, sources: Path, targets: Path) -> list[Sc
 
     Raises `UserError` when the files have different numbers of lines or a line is too long for the model.
     """
-    source_lines, target_lines = read_lines(sources), read_lines(targets)
+    source_lines, target_lines = input_lines(sources), input_lines(targets)
     if len(source_lines) != len(target_lines):
         raise UserError(
-            f"{sources} has {len(source_lines)} lines and {targets} has {len(target_lines)} lines; they must correspond"
+            f"{stream_name(sources)} has {len(source_lines)} lines and {stream_name(targets)} has {len(target_lines)} "
+            "lines; they must correspond"
         )
     return translator.score(source_lines, target_lines)
 
 
 def read_candidates(path: Path) -> list[Line]:
     """What `translate --format jsonl` wrote; raises `UserError` naming the line that isn't of that form."""
-    name = "stdin" if str(path) == "-" else str(path)
-    lines = iter_lines(sys.stdin.buffer, name) if name == "stdin" else read_lines(path)
-    return [_candidate(name, number, text) for number, text in enumerate(lines, 1)]
+    return [_candidate(stream_name(path), number, text) for number, text in enumerate(input_lines(path), 1)]
 
 
 def score_candidates(translator: Translator, lines: list[Line]) -> list[Score]:

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from translator.commands.options import (
+    BatchOption,
     BeamOption,
+    CacheOption,
     CheckpointOption,
     DeviceOption,
     InputOption,
@@ -15,10 +17,21 @@ from translator.commands.options import (
     decode_config,
     load_translator,
 )
-from translator.console import output_file
+from translator.console import (
+    check_outputs,
+    input_lines,
+    is_standard_stream,
+    one_standard_input,
+    output_file,
+    progress_bar,
+    stream_name,
+)
 from translator.errors import UserError
 
-EXAMPLES = ("translator evaluate --input test.en --reference test.zh",)
+EXAMPLES = (
+    "translator evaluate --input test.en --reference test.zh",
+    "translator evaluate --hypotheses out.zh --reference test.zh --target-language zh",
+)
 
 
 def run(
@@ -27,41 +40,67 @@ def run(
     hypotheses: Annotated[Path | None, typer.Option(help="Score this file instead of translating.")] = None,
     target_language: Annotated[str | None, typer.Option(help="With --hypotheses: the language, e.g. zh.")] = None,
     checkpoint: CheckpointOption = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Also write the translations here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Also write the translations here; - is standard output.")
+    ] = None,
     beam_size: BeamOption = None,
     set_: SetOption = None,
+    cache: CacheOption = None,
+    batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """BLEU and chrF, with sacreBLEU's signatures; the tokenizer follows the target language."""
+    """BLEU and chrF, with sacreBLEU's signatures; the tokenizer follows the target language.
+
+    - is standard input for --input, --hypotheses or --reference. With --output -, the scores go to standard error.
+    """
     from translator.metrics import corpus_scores
-    from translator.textio import read_lines
 
     if (input is None) == (hypotheses is None):
         raise UserError("--input: give a file to translate, or --hypotheses with finished translations")
     given = input or hypotheses
     assert given is not None
-    lines = read_lines(given)
-    references = [(path, read_lines(path)) for path in reference]
-    for path, versions in references:
-        if len(versions) != len(lines):
-            raise UserError(
-                f"{path} has {len(versions)} lines and {given} has {len(lines)} lines; they must correspond"
-            )
-    if hypotheses is None and target_language is not None:
-        raise UserError("--target-language: goes with --hypotheses; a checkpoint knows its own")
+    searching = {"beam-size": beam_size, "set": set_, "cache": cache, "batch-tokens": batch_tokens}
+    _check_language(hypotheses, target_language, [name for name, value in searching.items() if value is not None])
+    one_standard_input(**{"input or --hypotheses": given}, **{f"reference {n}": p for n, p in enumerate(reference, 1)})
+    check_outputs(output=output)
+    lines = input_lines(given)
+    references = [_references(path, given, len(lines)) for path in reference]
     if hypotheses is not None:
-        if target_language is None:
-            raise UserError("--target-language: needed with --hypotheses, e.g. zh; BLEU's tokenizer depends on it")
+        assert target_language is not None
         texts, language = lines, target_language
     else:
-        translator = load_translator(checkpoint, device, threads)
-        texts = translator.translate(lines, decode_config(translator, beam_size, 1, False, set_ or []))
+        translator = load_translator(checkpoint, device, threads, batch_tokens, cache)
+        config = decode_config(translator, beam_size, 1, False, set_ or [])
+        with progress_bar("translating, lines") as advance:
+            texts = translator.translate(lines, config, progress=advance)
         language = translator.config.target_language
     if output is not None:
         with output_file(output) as out:
             out.writelines(text + "\n" for text in texts)
-    by_line = list(zip(*(versions for _, versions in references), strict=True))
-    scores = corpus_scores(texts, by_line, language)
-    typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}")
-    typer.echo(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}")
+    scores = corpus_scores(texts, list(zip(*references, strict=True)), language)
+    aside = is_standard_stream(output)
+    typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}", err=aside)
+    typer.echo(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}", err=aside)
+
+
+def _check_language(hypotheses: Path | None, target_language: str | None, searching: list[str]) -> None:
+    """Raises `UserError` for options that don't go together; `searching` are those given that only a search needs."""
+    if hypotheses is None and target_language is not None:
+        raise UserError("--target-language: goes with --hypotheses; a checkpoint knows its own")
+    if hypotheses is None:
+        return
+    if target_language is None:
+        raise UserError("--target-language: needed with --hypotheses, e.g. zh; BLEU's tokenizer depends on it")
+    if searching:
+        raise UserError(f"--{searching[0]}: goes with --input; with --hypotheses nothing is translated")
+
+
+def _references(path: Path, given: Path, count: int) -> list[str]:
+    versions = input_lines(path)
+    if len(versions) != count:
+        raise UserError(
+            f"{stream_name(path)} has {len(versions)} lines and {stream_name(given)} has {count} lines; they must "
+            "correspond"
+        )
+    return versions

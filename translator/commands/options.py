@@ -15,8 +15,12 @@ CheckpointOption = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="Folder of a model, or of a run, for its best; by default the shipped model."),
 ]
-InputOption = Annotated[Path | None, typer.Option("--input", help="UTF-8 text, a sentence or paragraph a line.")]
-OutputOption = Annotated[Path | None, typer.Option("--output", help="File to write, whole or not at all.")]
+InputOption = Annotated[
+    Path | None, typer.Option("--input", help="UTF-8 text, a sentence or paragraph a line; - is standard input.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", help="File to write, whole or not at all; - is standard output.")
+]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="CPU threads; by default PyTorch's.")
 ]
@@ -25,15 +29,32 @@ BeamOption = Annotated[
     int | None,
     typer.Option("--beam-size", min=1, max=MOST_ROWS, help="Beams; 1 is greedy. By default the checkpoint's setting."),
 ]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-tokens", min=1, help="Tokens side by side, beams and padding counted; more is faster and takes memory."
+    ),
+]
+CacheOption = Annotated[
+    str | None, typer.Option("--cache", metavar="KIND", help="Kind of cache; a wrong one is answered with those known.")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes one setting.")]
 
 
-def load_translator(checkpoint: Path | None, device: str, threads: int | None) -> "Translator":
+def load_translator(
+    checkpoint: Path | None,
+    device: str,
+    threads: int | None,
+    batch_tokens: int | None = None,
+    cache: str | None = None,
+) -> "Translator":
     """The checkpoint in folder `checkpoint`, or the shipped one, ready to translate; raises `UserError`."""
     from translator.pipeline import Translator
 
     set_threads(threads)
-    return Translator.from_checkpoint(checkpoint, device=device)
+    options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache}
+    given = {name: value for name, value in options.items() if value is not None}
+    return Translator.from_checkpoint(checkpoint, device=device, **given)
 
 
 def set_threads(threads: int | None) -> None:

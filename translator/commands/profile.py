@@ -7,7 +7,7 @@ import typer
 
 from translator.bounds import MOST_POSITIONS, MOST_REPEATS, MOST_ROWS, MOST_TIMED_ROWS
 from translator.commands.options import CheckpointOption, DeviceOption, ThreadsOption
-from translator.console import progress_bar, show
+from translator.console import check_outputs, is_standard_stream, progress_bar, show, write_bytes
 from translator.errors import UserError
 
 EXAMPLES = (
@@ -21,7 +21,9 @@ def run(
     preset: Annotated[str | None, typer.Option(help="Random weights of a preset (xianyan, small) instead.")] = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="dynamic, static, none (no cache), torch; repeatable. By default the first three."),
+        typer.Option(
+            metavar="ARM", help="A kind of cache, none (no cache) or torch (nn.TransformerDecoder); repeatable."
+        ),
     ] = None,
     source_length: Annotated[int, typer.Option(min=1, max=MOST_POSITIONS, help="Source tokens.")] = 40,
     tokens: Annotated[int, typer.Option(min=1, max=MOST_POSITIONS, help="Target tokens.")] = 128,
@@ -29,24 +31,32 @@ def run(
     beams: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Rows a sentence.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
     repeats: Annotated[int, typer.Option(min=1, max=MOST_REPEATS, help="Timed passes of each arm.")] = 5,
-    plot: Annotated[Path | None, typer.Option(help="Draw milliseconds a token by position into this PNG.")] = None,
-    json_: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw milliseconds a token into this .png, .pdf or .svg; - is standard output.")
+    ] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write every figure here; - is standard output.")] = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Milliseconds a token, by position, with each cache and without: median and p95, first token apart."""
+    """Milliseconds a token, by position, with each cache and without: median and p95, first token apart.
+
+    When --plot or --json go to standard output, the table goes to standard error.
+    """
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
     from translator.config import parse
     from translator.config import preset as named_preset
     from translator.device import usable_device
     from translator.diagnostics import latency, latency_plot
     from translator.model import TranslationModel
-    from translator.textio import atomic_write_bytes, json_text
+    from translator.textio import json_text
 
     if preset and checkpoint:
         raise UserError("--preset: random weights or a --checkpoint, not both")
     if batch * beams > MOST_TIMED_ROWS:
         raise UserError(f"--batch times --beams: {batch * beams:,} rows are too many; at most {MOST_TIMED_ROWS:,}")
+    check_outputs(plot=plot, json=json_)
+    if plot:
+        latency_plot.picture_format(plot)
     wanted: dict[str, Any] = {
         "source_length": source_length,
         "tokens": tokens,
@@ -66,10 +76,10 @@ def run(
         model = TranslationModel(named_preset(preset, 16_000, max_positions=max(length, 256)))
     else:
         model = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT).model
-    with progress_bar("timing") as progress:
-        report = latency.profile_latency(model, settings, progress)
-    show(latency_plot.latency_table(report), [])
+    with progress_bar("timing, passes") as advance:
+        report = latency.profile_latency(model, settings, advance)
+    show(latency_plot.latency_table(report), [], aside=is_standard_stream(plot) or is_standard_stream(json_))
     if plot:
         latency_plot.plot(report, plot)
     if json_:
-        atomic_write_bytes(json_, (json_text(report.to_json(), indent=2) + "\n").encode())
+        write_bytes(json_, (json_text(report.to_json(), indent=2) + "\n").encode())

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from translator.commands.options import (
+    BatchOption,
     CheckpointOption,
     DeviceOption,
     InputOption,
@@ -13,7 +14,7 @@ from translator.commands.options import (
     ThreadsOption,
     load_translator,
 )
-from translator.console import output_file
+from translator.console import check_outputs, one_standard_input, output_file
 from translator.errors import UserError
 
 EXAMPLES = (
@@ -24,12 +25,16 @@ EXAMPLES = (
 
 def run(
     input: InputOption = None,
-    target: Annotated[Path | None, typer.Option(help="Translations of --input, line by line.")] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Translations of --input, line by line; - as for --input.")
+    ] = None,
     candidates: Annotated[
-        Path | None, typer.Option(help="JSON lines from translate; '-' is stdin. Scores the very tokens it found.")
+        Path | None,
+        typer.Option(help="JSON lines from translate; - is standard input. Scores the very tokens it found."),
     ] = None,
     checkpoint: CheckpointOption = None,
     output: OutputOption = None,
+    batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
@@ -39,13 +44,15 @@ def run(
     """
     from translator.scoring import read_candidates, score_candidates, score_files
 
-    if (candidates is None) == (input is None or target is None):
+    one_standard_input(input=input, target=target, candidates=candidates)
+    files = [path for path in (input, target) if path is not None]
+    if len(files) != (0 if candidates else 2):
         raise UserError("--input and --target: give both, or --candidates alone")
-    translator = load_translator(checkpoint, device, threads)
+    check_outputs(output=output)
+    translator = load_translator(checkpoint, device, threads, batch_tokens)
     if candidates is not None:
         results = score_candidates(translator, read_candidates(candidates))
     else:
-        assert input is not None and target is not None
-        results = score_files(translator, input, target)
+        results = score_files(translator, *files)
     with output_file(output) as out:
         out.writelines(f"{log_prob:.6f}\t{tokens}\n" for log_prob, tokens in results)

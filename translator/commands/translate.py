@@ -7,7 +7,9 @@ import typer
 
 from translator.bounds import MOST_ROWS
 from translator.commands.options import (
+    BatchOption,
     BeamOption,
+    CacheOption,
     CheckpointOption,
     DeviceOption,
     InputOption,
@@ -17,7 +19,7 @@ from translator.commands.options import (
     decode_config,
     load_translator,
 )
-from translator.console import input_windows, output_file, progress_bar
+from translator.console import check_outputs, input_windows, is_standard_stream, output_file, progress_bar
 from translator.errors import UserError
 from translator.textio import json_text
 
@@ -42,7 +44,9 @@ class Format(StrEnum):
 
 
 def run(
-    text: Annotated[list[str] | None, typer.Argument(help="Text to translate; else --input, else stdin.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Text to translate; else --input, else stdin, as for -.")
+    ] = None,
     checkpoint: CheckpointOption = None,
     input: InputOption = None,
     output: OutputOption = None,
@@ -53,32 +57,42 @@ def run(
     prefix: Annotated[str, typer.Option(help="How every translation must begin.")] = "",
     split: Annotated[bool, typer.Option(help="Split lines of several sentences and join their translations.")] = True,
     set_: SetOption = None,
+    cache: CacheOption = None,
+    batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
     """Translate text, a file or a pipe: N lines in, N lines out, in order.
 
-    From a pipe, lines are translated as they arrive. --set changes the other search settings: length_penalty,
-    no_repeat_ngram_size, temperature, top_k, top_p, seed, max_length_factor, max_length_extra, early_stopping.
+    From a pipe, lines are translated as they arrive. - is standard input, and standard output for --output.
+
+    --set changes the other search settings: length_penalty, no_repeat_ngram_size, temperature, top_k, top_p, seed,
+    max_length_factor, max_length_extra, early_stopping.
     """
     if n_best > 1 and format is Format.text:
         raise UserError("--n-best: several translations a line need --format jsonl")
     if text and input:
         raise UserError("--input: give text as arguments or a file, not both")
-    translator = load_translator(checkpoint, device, threads)
+    check_outputs(output=output)
+    translator = load_translator(checkpoint, device, threads, batch_tokens, cache)
     config = decode_config(translator, beam_size, n_best, sample, set_ or [])
+    to_file = output is not None and not is_standard_stream(output)
     done = 0
     # A bar would run into translations on the same terminal; with a file there is nothing else to look at.
-    with output_file(output) as out, progress_bar("translating", shown=output is not None) as progress:
+    with output_file(output) as out, progress_bar("translating, lines", shown=to_file) as advance:
         for lines in input_windows(text, input, WINDOW):
-            prefixes = [prefix] * len(lines) if prefix else None
-            found = translator.candidates(lines, config, prefixes=prefixes, split=split, first_line=done + 1)
-            for line, candidates in zip(lines, found, strict=True):
-                done += 1
-                out.write((candidates[0].text if format is Format.text else _json(done, line, candidates)) + "\n")
+            found = translator.candidates(
+                lines,
+                config,
+                prefixes=[prefix] * len(lines) if prefix else None,
+                split=split,
+                first_line=done + 1,
+                progress=lambda now, _, before=done: advance(before + now, None),  # type: ignore[misc]
+            )
+            for number, (line, candidates) in enumerate(zip(lines, found, strict=True), done + 1):
+                out.write((candidates[0].text if format is Format.text else _json(number, line, candidates)) + "\n")
             out.flush()
-            if progress:
-                progress(done, None)
+            done += len(lines)
 
 
 def _json(number: int, source: str, candidates: "list[Candidate]") -> str:

@@ -1,30 +1,34 @@
 """A latency report as a table for the terminal and as a picture: the rising line and the flat one."""
 
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from translator.cache import CACHE_KINDS
+from translator.console import write_bytes
 from translator.diagnostics.latency_arms import TORCH, UNCACHED
 from translator.diagnostics.latency_report import ArmLatency, LatencyReport
-from translator.textio import atomic_write_bytes
+from translator.errors import UserError
 
 LABELS = {UNCACHED: "no cache: whole prefix each step", TORCH: "nn.TransformerDecoder, whole prefix"}
-# Colours that stay apart for colour-blind readers (Okabe and Ito).
-COLOURS = {UNCACHED: "#D55E00", "dynamic": "#0072B2", "static": "#009E73", TORCH: "#CC79A7"}
+FORMATS = ("png", "pdf", "svg")
+# Colours that stay apart for colour-blind readers (Okabe and Ito); every kind of cache has one of its own.
+_CACHE_COLOURS = ("#0072B2", "#009E73", "#56B4E9", "#F0E442", "#E69F00", "#000000")
+COLOURS = {UNCACHED: "#D55E00", TORCH: "#CC79A7", **dict(zip(sorted(CACHE_KINDS), cycle(_CACHE_COLOURS), strict=False))}
 
 
 def latency_table(report: LatencyReport) -> Table:
-    """One row an arm, milliseconds; ratios are of cumulative time, start included, to the arm without a cache."""
+    """One row an arm; ratios are of cumulative time, start included, to the arm without a cache."""
     last = report.settings.tokens
     marks = [t for t in (1, 2, 4, 28) if t < last] + [last]
-    table = Table(title=describe(report), title_justify="left")
+    table = Table(title=describe(report), title_justify="left", box=None, pad_edge=False)
     table.add_column("arm")
-    for name in ("start", "first token", "later tokens", "p95", "last ÷ first tenth", "all"):
+    for name in ("start ms", "first token ms", "later tokens ms", "p95 ms", "last ÷ first tenth", "all ms"):
         table.add_column(name, justify="right")
     for mark in marks:
         table.add_column(f"ratio at {mark}", justify="right")
@@ -43,13 +47,22 @@ def latency_table(report: LatencyReport) -> Table:
     return table
 
 
-def plot(report: LatencyReport, path: Path) -> None:
-    """Writes a PNG: milliseconds a token by position with the band up to p95, and the cumulative time beside it.
+def picture_format(path: Path) -> str:
+    """The format that the name of `path` asks for, PNG for `-`; raises `UserError` for one that isn't drawn."""
+    suffix = "png" if str(path) == "-" else path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise UserError(f"{path}: a picture's name ends in one of {', '.join(f'.{name}' for name in FORMATS)}")
+    return suffix
 
-    Raises `UserError` when the file can't be written.
+
+def plot(report: LatencyReport, path: Path) -> None:
+    """Draws milliseconds a token by position with the band up to p95, and the cumulative time beside it.
+
+    In the format that the name asks for, PNG on standard output for `-`. Raises `UserError` when the file can't be
+    written.
     """
+    format = picture_format(path)
     figure = Figure(figsize=(12, 4.8), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     by_token, cumulative = figure.subplots(1, 2)
     figure.suptitle(describe(report), fontsize=10)
     for name, arm in report.arms.items():
@@ -59,8 +72,8 @@ def plot(report: LatencyReport, path: Path) -> None:
     label_axes(by_token, "milliseconds for this token", "One token (line: median, band: to p95)")
     label_axes(cumulative, "milliseconds since the encoder finished", "All tokens so far, start included")
     image = BytesIO()
-    canvas.print_png(image)
-    atomic_write_bytes(path, image.getvalue())
+    figure.savefig(image, format=format)
+    write_bytes(path, image.getvalue())
 
 
 def draw_tokens(axes: Axes, name: str, arm: ArmLatency) -> None:

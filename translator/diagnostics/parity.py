@@ -123,7 +123,7 @@ def report_table(report: ParityReport) -> Table:
         ("check", "left"),
         ("positions", "right"),
         ("max |Δlogit| uncached", "right"),
-        ("nn.TransformerDecoder", "right"),
+        ("max |Δlogit| PyTorch", "right"),
         ("relative", "right"),
         ("verdict", "left"),
     ):
