@@ -1,11 +1,12 @@
 """What may change between the start of a run and its resumption, and what may not."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from train.recipe import Recipe
-from translator.errors import UserError
+from translator.errors import UserError, quoted
 
 # Keys, or whole sections, that say how long, how watched and where; the weights of the next step don't hang on them.
 FREE = {
@@ -24,20 +25,22 @@ _JUDGING = ("evaluation.sentences", "evaluation.beam_size", "decode.")
 Changes = dict[str, tuple[Any, Any]]
 
 
-def changed_settings(saved: Recipe, wanted: Recipe, step: int) -> Changes:
+def changed_settings(saved: Recipe, wanted: Recipe, step: int, where: Path) -> Changes:
     """Old and new value of every key in which two recipes differ, keys dotted.
 
-    Raises `UserError`, with both values, when a run at step `step` can't take the new one up.
+    Raises `UserError`, with both values, when the run saved in `where` at step `step` can't take the new one up.
     """
     changes = _difference("", _plain(saved), _plain(wanted))
     refused = {key: pair for key, pair in changes.items() if not _in(key, FREE | TEXT)}
     if refused:
         raise UserError(
-            f"--resume: {described(refused)}; a run goes on only as it began. Leave the old "
+            f"--resume: {where} has {described(refused)}; a run goes on only as it began. Leave the old "
             f"value{'s' if len(refused) > 1 else ''}, or begin another run with --init-from and --set output=…"
         )
     if wanted.training.max_steps < step:
-        raise UserError(f"--resume: training.max_steps = {wanted.training.max_steps}: {step} steps are done already")
+        raise UserError(
+            f"--resume: training.max_steps = {wanted.training.max_steps}: {step} steps are done already in {where}"
+        )
     return changes
 
 
@@ -53,7 +56,7 @@ def judged_otherwise(changes: Changes, metric: str) -> bool:
 
 def described(changes: Changes) -> str:
     """`key: old → new, …`."""
-    return ", ".join(f"{key}: {old!r} → {new!r}" for key, (old, new) in changes.items())
+    return ", ".join(f"{key}: {quoted(old)} → {quoted(new)}" for key, (old, new) in changes.items())
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

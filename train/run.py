@@ -90,7 +90,7 @@ def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, devi
     counters = dataclasses.replace(saved.counters)
     recipe = as_saved(recipe, saved.recipe)
     report.expect(recipe.training.max_steps)
-    changes = changed_settings(saved.recipe, recipe, counters.step)
+    changes = changed_settings(saved.recipe, recipe, counters.step, folder.last)
     data = load_data(recipe, base, report.say)
     _same_text(folder, saved, data, changes)
     checkpoint = _decoding(read_checkpoint(folder.last), recipe)

@@ -88,6 +88,8 @@ def in_a_fork(life: Callable[[], object]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             life()
             status = 0
+        except SystemExit as asked:
+            status = int(asked.code or 0)
         except BaseException:
             traceback.print_exc(file=sys.stdout)
             sys.stdout.flush()

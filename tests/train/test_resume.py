@@ -4,6 +4,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,7 +160,7 @@ def copy(a_run: tuple[Path, Path], tmp_path: Path) -> Path:
         ("seconds", math.nan), ("seconds", math.inf), ("seconds", -1.0), ("logged_loss", math.nan),
         ("logged_loss", 1e308), ("logged_steps", 10**12), ("logged_tokens", 10**12), ("best", math.inf),
         ("best", "high"), ("best_metric", "ter"), ("best_metric", None), ("stale_validations", -1),
-        ("fingerprint", 5), ("fingerprint", "x" * 1000), ("unknown", 1), ("target_tokens", [[[]]]),
+        ("fingerprint", 5), ("fingerprint", "x" * 100_000), ("unknown", 1), ("target_tokens", [[[]]]),
     ],
 )  # fmt: skip
 def test_a_counter_that_cannot_be_is_one_line_with_its_name(
@@ -258,3 +260,12 @@ def test_a_last_record_cut_off_by_a_kill_is_dropped(a_run: tuple[Path, Path], co
 def test_the_undamaged_copy_goes_on(a_run: tuple[Path, Path], copy: Path) -> None:
     run_recipe(str(a_run[1]), ["training.max_steps=3", f"output={copy}"], resume=True)
     assert step_of(copy / "last") == 3
+
+
+@pytest.mark.slow
+def test_files_damaged_at_random_are_refused_or_harmless_in_bounded_time_and_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.mutations", str(tmp_path), "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused, harmless = map(int, done.stdout.split())
+    assert refused + harmless == 40 and refused > 20
