@@ -234,10 +234,11 @@ def test_evaluate_prints_scores_and_signatures(run: Run, tmp_path: Path) -> None
     assert float(chrf.split()[1]) > 80 and chrf.split()[0] == "chrF"
 
 
-def test_evaluate_takes_finished_translations_and_chinese(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["zh", "zho_Hans", "ZH-cn", "cmn"])
+def test_evaluate_takes_finished_translations_and_chinese(run: Run, tmp_path: Path, code: str) -> None:
     (tmp_path / "zh").write_text("我们试试看！\n价格：１２３％，好！\n")
     status, out, _ = run(
-        "evaluate", "--hypotheses", tmp_path / "zh", "--reference", tmp_path / "zh", "--target-language", "zh"
+        "evaluate", "--hypotheses", tmp_path / "zh", "--reference", tmp_path / "zh", "--target-language", code
     )
     assert status == 0
     assert out.startswith("BLEU 100.00") and "tok:zh" in out

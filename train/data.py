@@ -90,7 +90,10 @@ def _split(recipe: Recipe, base: Path, say: Say) -> Split:
 
     train = load(recipe.corpora) if recipe.corpora else load_corpora([], "", "", base)
     if recipe.split.dev or recipe.split.test:
-        return Split(train, load(recipe.split.dev), load(recipe.split.test))
+        dev, test = load(recipe.split.dev), load(recipe.split.test)
+        if any(pair.repeat > 1 for pair in (*dev, *test)):
+            raise UserError("split: repeat is for training text; leave it out of dev and test")
+        return Split(train, dev, test)
     split, grown = top_up_dev(split_pairs(train, recipe.split.key), recipe.split.key)
     for line in grown:
         say(line)

@@ -10,6 +10,7 @@ from train.data import load_data
 from train.recipe import read_recipe
 from train.run import run_recipe
 from translator.checkpoint import read_checkpoint
+from translator.errors import UserError
 
 WriteRecipe = Callable[..., Path]
 MIXED = """[
@@ -80,6 +81,14 @@ def test_best_is_by_the_mean_of_the_names(recipe: WriteRecipe, mixed: WriteRecip
         best = json.loads((tmp_path / "run" / "best" / "training.json").read_text())["counters"]
         if record["step"] == best["best_step"]:
             assert best["best"] == pytest.approx(sum(scores["bleu"] for scores in sets.values()) / 2)
+
+
+def test_held_out_text_is_not_repeated(recipe: WriteRecipe) -> None:
+    path = recipe(
+        **{'dev = [["dev.src", "dev.tgt"]]': 'dev = [{ source = "dev.src", target = "dev.tgt", repeat = 2 }]'}
+    )
+    with pytest.raises(UserError, match="repeat is for training text"):
+        load_data(*read_recipe(str(path)), lambda line: None)
 
 
 def test_the_shipped_recipe_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,16 @@ def test_another_metric_of_the_same_kind_leaves_loss_comparable(
     assert "anew" not in capsys.readouterr().err
 
 
+def test_what_a_run_worked_out_still_holds_when_it_is_resumed(recipe: WriteRecipe, tmp_path: Path) -> None:
+    auto = ["model.preset=auto", "tokenizer.vocab_size=auto", "training.warmup_steps=auto", "evaluation.every=auto"]
+    run_recipe(str(recipe()), [*auto, "training.max_steps=10"])
+    run_recipe(str(recipe()), [*auto, "training.max_steps=12"], resume=True)
+    saved = json.loads((tmp_path / "run" / "last" / "training.json").read_text())["recipe"]
+    assert saved["training"]["max_steps"] == 12 and saved["training"]["warmup_steps"] == 1
+    assert saved["model"]["preset"] == "tiny" and saved["evaluation"]["every"] == 1
+    assert saved["tokenizer"]["vocab_size"] > 261
+
+
 def test_what_is_reported_is_what_is_saved(
     recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
