@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import datasets
@@ -176,6 +177,11 @@ def test_the_column_of_the_very_variety_is_taken(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("en,zh-TW,zh\none,壹,一\n", encoding="utf-8")
     assert texts(load("x.csv", tmp_path)) == [("one", "一")]
     assert texts(load("x.csv", tmp_path, target="zho_Hant_TW")) == [("one", "壹")]
+    (tmp_path / "x.csv").write_text("en,pt-BR,pt\none,um 1,um 2\n", encoding="utf-8")
+    assert texts(load("x.csv", tmp_path, target="por")) == [("one", "um 2")]
+    assert texts(load("x.csv", tmp_path, target="pt_br")) == [("one", "um 1")]
+    with pytest.raises(UserError, match="no columns for en and pt-AO; it has: en, pt-BR, pt"):
+        load("x.csv", tmp_path, target="pt-AO")
 
 
 @pytest.mark.parametrize(
@@ -396,6 +402,11 @@ def test_a_small_texts_dev_part_is_topped_up_in_the_order_of_the_hash(key: str, 
     assert sorted(split.train + split.dev + split.test, key=pairs.index) == pairs
     again, _ = top_up_dev(split_pairs(reversed(pairs), key), key)
     assert {pair.origin for pair in again.dev} == {pair.origin for pair in split.dev}
+    places = [
+        [int(sha256(getattr(pair, key).encode()).hexdigest()[:8], 16) % 1000 for pair in part]
+        for part in (split.dev, split.train)
+    ]
+    assert max(places[0], default=0) <= min(places[1])
     grew = len(split.dev) - len(before.dev)
     assert len(lines) == (grew > 0)
     assert not lines or f"mine: the hash makes {len(before.dev)} of {count} sentences dev; {grew} more" in lines[0]

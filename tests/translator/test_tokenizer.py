@@ -124,7 +124,13 @@ def test_a_segmentation_is_drawn_as_often_as_its_pieces_weigh():
 def test_a_very_long_text_is_drawn_too(alpha):
     text = " ".join(ENGLISH * 50) + "𠮷" * 300
     tokenizer = tiny_tokenizer()
-    assert tokenizer.decode(tokenizer.sample([text], alpha, 1)[0]) == text
+    ids = tokenizer.sample([text], alpha, 1)[0]
+    assert tokenizer.decode(ids) == text
+    # As finely at the end as at the beginning: a sum that ran out of range would leave single characters.
+    words = tokenizer.sample([" ".join(ENGLISH * 50)], alpha, 1)[0]
+    halves = words[: len(words) // 2], words[len(words) // 2 :]
+    lengths = [len(tokenizer.decode(half)) for half in halves]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.1)
 
 
 @pytest.mark.parametrize("text", ["a ▁ b", "▁", "x▁y ▁▁z", "▁ \U0010ffff ▁ \U0010fffe", "▁▁", "▅ ▁"])
