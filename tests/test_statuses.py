@@ -1,5 +1,6 @@
 """When a stream fails or a signal ends it, the program says at most a line, has the README's status, leaves nothing."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +51,23 @@ def test_standard_output_that_is_full_is_one_line_and_status_2(checkpoint: Path)
         status, _, err = shell('"$@" > /dev/full', *arguments)
         assert status == 2
         assert is_one_line(err, "standard output: cannot be written: No space left on device")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_disk_that_fills_at_the_very_last_write_is_noticed(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What `score` prints is small enough to wait in a buffer until the end."""
+    (tmp_path / "a").write_text("a\n")
+    before = os.dup(1)
+    with FULL.open("wb") as full:
+        os.dup2(full.fileno(), 1)
+    try:
+        files = ("--input", tmp_path / "a", "--target", tmp_path / "a")
+        assert refused(monkeypatch, capfd, "score", "--checkpoint", checkpoint, *files, "standard output: cannot be")
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def test_standard_output_that_is_closed_is_one_line_and_status_2() -> None:

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from train.corpus import Pair
 from train.data import Say, fits, load_data
 from train.filters import SAMPLES
 from train.fit import batches_an_epoch, fitted
-from train.initial import initial_checkpoint, new_tokenizer
+from train.initial import initial_checkpoint, new_tokenizer, parameters
 from train.recipe import Recipe, read_recipe
 from translator.config import ModelConfig, preset
-from translator.model import TranslationModel
 from translator.tokenizer import Tokenizer
 
 _WIDEST = 60  # characters of a side that are shown
@@ -37,10 +34,8 @@ def dry_run(name: str, settings: list[str], init_from: Path | None, say: Say) ->
     fits(data.train, tokenizer, min(recipe.training.max_tokens, model.max_positions), say)
     pieces = tokenizer.pieces(tokenizer.encode(data.train[0].target))
     say(f"vocabulary {tokenizer.vocab_size:,}, e.g. {' '.join(pieces)}")
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in TranslationModel(model).parameters())
     kind = f"of {init_from}" if checkpoint else recipe.model.preset
-    say(f"model {kind}: {parameters / 1e6:.1f} M parameters, width {model.d_model}, "
+    say(f"model {kind}: {parameters(model) / 1e6:.1f} M parameters, width {model.d_model}, "
         f"{model.num_encoder_layers} + {model.num_decoder_layers} layers")  # fmt: skip
     _tell_length(recipe, batches_an_epoch(recipe, data, tokenizer), say)
     say(f"nothing was trained or written; without --dry-run the run goes to {recipe.output}")

@@ -8,11 +8,14 @@ import torch
 from train.data import Data, Say
 from train.recipe import Auto, Recipe
 from translator.checkpoint import Checkpoint, CheckpointConfig, read_checkpoint
-from translator.config import preset
+from translator.config import ModelConfig, preset
+from translator.device import check_memory
 from translator.errors import UserError
 from translator.languages import language
 from translator.model import TranslationModel
 from translator.tokenizer import Tokenizer
+
+_BYTES = 5 * 4  # a parameter in fp32, its gradient, its two moments, its average
 
 
 def new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
@@ -23,20 +26,26 @@ def new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
 
 
 def new_checkpoint(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Checkpoint:
-    """An untrained model of the shape that a fitted `recipe` names."""
-    torch.manual_seed(recipe.seed)
+    """An untrained model of the shape that a fitted `recipe` names; raises `UserError` when the memory is too small."""
     config = CheckpointConfig(
         source_language=recipe.source_language,
         target_language=recipe.target_language,
         model=preset(recipe.model.preset, tokenizer.vocab_size, **recipe.model.overrides()),
         decode=recipe.decode,
     )
+    size = parameters(config.model)
+    torch.manual_seed(recipe.seed)
     model = TranslationModel(config.model)
-    say(
-        f"model {recipe.model.preset}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, "
-        f"vocabulary {tokenizer.vocab_size:,}"
-    )
+    say(f"model {recipe.model.preset}: {size / 1e6:.1f} M parameters, vocabulary {tokenizer.vocab_size:,}")
     return Checkpoint(model, tokenizer, config)
+
+
+def parameters(config: ModelConfig) -> int:
+    """How many parameters a model to be trained has; raises `UserError` when the memory is too small for training."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in TranslationModel(config).parameters())
+    check_memory(size * _BYTES, f"training a model of {size / 1e6:,.1f} M parameters")
+    return size
 
 
 def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:

@@ -70,10 +70,6 @@ def guarded_streams() -> Iterator[None]:
     finally:
         with suppress(UserError):  # the program has its status already
             sys.stdout.flush()
-        try:
-            sys.stderr.flush()
-        except OSError:  # nor could it be flushed at exit, where Python would change the status
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.stdin, sys.stdout, sys.stderr = before
 
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from train.initial import parameters
 from translator import CachedDecoder, TranslationModel
 from translator.config import DecodeConfig, preset
+from translator.device import check_memory
 from translator.diagnostics.latency import profile_latency
 from translator.diagnostics.latency_arms import LatencySettings
+from translator.errors import UserError
 from translator.search import CachedStepper, Sentences, search
 
 CUDA = pytest.param(
@@ -78,3 +81,12 @@ def test_times_on_a_gpu_wait_for_the_gpu() -> None:
     for arm in report.arms.values():
         for wall, start, steps in zip(arm.wall_samples, arm.start_samples, arm.token_samples, strict=True):
             assert start + sum(steps) == pytest.approx(wall, rel=0.1)
+
+
+def test_what_needs_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:
+    check_memory(1 << 20, "a little")
+    with pytest.raises(UserError, match=r"all of it needs 1,048,576\.0 GiB of memory, and there are \d+\.\d"):
+        check_memory(1 << 50, "all of it")
+    largest = {"d_model": 8192, "dim_feedforward": 131_072, "num_decoder_layers": 30}
+    with pytest.raises(UserError, match=r"training a model of \d+,\d+,?\d*\.\d M parameters needs"):
+        parameters(preset("small", 8000, **largest))

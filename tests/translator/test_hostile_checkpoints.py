@@ -141,6 +141,11 @@ def test_a_size_at_its_bounds_is_compared_with_the_files_before_any_model_is_mad
             assert f"model.{name} = " not in child.refusal(folder)
 
 
+def test_more_layers_than_tensors_are_refused_before_they_are_put_together(child: Child, folder: Path) -> None:
+    configure(folder, num_encoder_layers=200, num_decoder_layers=200)
+    assert f"{WEIGHTS}: 67 tensors are too few for the 400 layers of {CONFIG}" in child.refusal(folder)
+
+
 def test_positions_that_are_computed_are_bounded_too() -> None:
     longest = bounds("max_positions")[1]
     ModelConfig(vocab_size=9, d_model=LARGEST_POSITIONS // longest, max_positions=longest)
