@@ -95,8 +95,13 @@ def test_standard_input_that_is_closed_is_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("where", ["&-", "/dev/full"])
-def test_standard_error_that_cannot_be_written_changes_nothing_else(where: str) -> None:
+def test_standard_error_that_cannot_be_written_changes_nothing_else(
+    where: str, checkpoint: Path, tmp_path: Path
+) -> None:
     assert shell(f'"$@" 2>{where}', "translate", "--wrong") == (2, "", "")
+    text = "cat " * 400  # is cut with a warning
+    status, out, err = shell(f'"$@" 2>{where}', "translate", "--checkpoint", checkpoint, "--beam-size=1", text, "")
+    assert (status, out.count("\n"), err) == (0, 2, "")
 
 
 @pytest.mark.parametrize("lines", [0, 3000])
@@ -146,6 +151,8 @@ def test_a_value_of_ten_megabytes_is_shortened(
         ("translate", "--n-best", "9" * 5000),
         ("parity", "--threads", 10**30),
         ("parity", "--beam-size", 100_000_000),
+        ("parity", "--lines", 10**9),
+        ("evaluate", "--batch-tokens", 10**9),
         ("profile", "--batch", 10**9),
         ("profile", "--beams", 10**9),
         ("profile", "--tokens", 10**9),

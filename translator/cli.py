@@ -4,7 +4,6 @@ import logging
 import platform
 import signal
 import sys
-from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -86,6 +85,5 @@ def _run() -> int:
 
 
 def _failed(message: str) -> int:
-    with suppress(OSError):  # nowhere to tell it
-        print("translator: error: " + one_line(message), file=sys.stderr)
+    print("translator: error: " + one_line(message), file=sys.stderr)
     return MISTAKE

@@ -42,10 +42,10 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Within the block `sys.stdin`, `stdout` and `stderr` are there, and a failing one raises a `UserError`.
+    """Within the block `sys.stdin`, `stdout` and `stderr` are there; input or output that fails is a `UserError`.
 
-    A stream that was closed when the program started fails when it is used; one on stderr is lost. Once standard output
-    has failed, what is still written to it goes nowhere, so that nothing fails again while the program ends.
+    A stream that was closed when the program started fails when it is used. What standard error can't take is lost.
+    Once standard output has failed, what is still written to it goes nowhere: nothing fails again at the program's end.
     """
     for number in range(3):
         # A file opened later would take the number, and get what is meant for the stream.
@@ -55,21 +55,14 @@ def guarded_streams() -> Iterator[None]:
     before = sys.stdin, sys.stdout, sys.stderr
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    raw = _StandardOutput(closed=sys.stdout is None)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=getattr(before[1], "encoding", "utf-8"),
-        errors=getattr(before[1], "errors", "strict"),
-        line_buffering=getattr(before[1], "line_buffering", False),
-        write_through=getattr(before[1], "write_through", False),
-    )
+    sys.stdout = _text(_StandardOutput(closed=sys.stdout is None), sys.stdout)
+    sys.stderr = _text(_StandardError(2, "w", closefd=False), sys.stderr)
     try:
         yield
     finally:
         with suppress(UserError):  # the program has its status already
             sys.stdout.flush()
+        sys.stderr.flush()
         sys.stdin, sys.stdout, sys.stderr = before
 
 
@@ -79,6 +72,17 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _text(raw: io.FileIO, like: Any) -> io.TextIOWrapper:
+    """A text stream around `raw`, set up as the one it stands in for, which may be None."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(like, "encoding", "utf-8"),
+        errors=getattr(like, "errors", "backslashreplace"),
+        line_buffering=getattr(like, "line_buffering", False),
+        write_through=getattr(like, "write_through", False),
+    )
 
 
 class _ClosedInput(io.RawIOBase):
@@ -113,3 +117,12 @@ class _StandardOutput(io.FileIO):
                 raise UserError(f"standard output: cannot be written: {error.strerror}") from None
             raise
         return written
+
+
+class _StandardError(io.FileIO):
+    """File descriptor 2; what can't be told goes nowhere."""
+
+    def write(self, data: Any, /) -> int:
+        with suppress(OSError):
+            return super().write(data) or memoryview(data).nbytes
+        return memoryview(data).nbytes

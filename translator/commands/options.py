@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from translator.bounds import MOST_ROWS, MOST_THREADS
+from translator.bounds import MOST_BATCH_TOKENS, MOST_ROWS, MOST_THREADS
 
 if TYPE_CHECKING:
     from translator.config import DecodeConfig
@@ -32,7 +32,10 @@ BeamOption = Annotated[
 BatchOption = Annotated[
     int | None,
     typer.Option(
-        "--batch-tokens", min=1, help="Tokens side by side, beams and padding counted; more is faster and takes memory."
+        "--batch-tokens",
+        min=1,
+        max=MOST_BATCH_TOKENS,
+        help="Tokens side by side, beams and padding counted; more is faster and takes memory.",
     ),
 ]
 CacheOption = Annotated[

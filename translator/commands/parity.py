@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from translator.bounds import MOST_ROWS
+from translator.bounds import MOST_LINES, MOST_ROWS
 from translator.commands.options import CheckpointOption, DeviceOption, ThreadsOption, set_threads
 from translator.console import input_lines, progress_bar, show, stream_name
 from translator.errors import UserError
@@ -32,7 +32,8 @@ def run(
         Path | None, typer.Option(help="Sentences to check with, a few get company; - is standard input.")
     ] = None,
     lines: Annotated[
-        int | None, typer.Option(min=1, help=f"Lines of --input to take, evenly spaced; {SAMPLE} by default.")
+        int | None,
+        typer.Option(min=1, max=MOST_LINES, help=f"Lines of --input to take, evenly spaced; {SAMPLE} by default."),
     ] = None,
     beam_size: Annotated[
         int | None,
