@@ -13,6 +13,7 @@ from train.schedule import learning_rate
 from translator.config import ModelConfig
 from translator.model import TranslationModel
 
+pytestmark = pytest.mark.numeric
 PAD, BOS, EOS = 0, 2, 3
 
 

@@ -26,6 +26,7 @@ from translator.cache import (
     UnsupportedCacheOperation,
 )
 
+pytestmark = pytest.mark.numeric
 D, H, FF, LAYERS, VOCABULARY, LONGEST = 16, 2, 24, 2, 13, 96
 CAPACITY = 64
 FP64 = torch.float64

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize, prune
 from translator import CachedDecoder, CachedDecoderLayer
 from translator.attention import CachedMultiheadAttention, attend
 
+pytestmark = pytest.mark.numeric
 D, H, FF, B, T, S = 16, 2, 24, 3, 5, 4
 SIZES = (D, H, FF)
 TOLERANCE = 1e-12

@@ -17,6 +17,7 @@ from translator.model import Positions, TranslationModel
 from translator.padding import pad, padding
 from translator.search import Sentences, search
 
+pytestmark = pytest.mark.numeric
 every_kind = pytest.mark.parametrize("kind", sorted(CACHE_KINDS))
 both_positions = pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 LENGTHS = [5, 2, 9, 1]

@@ -77,6 +77,7 @@ def check(bench: Bench, kind: str, name: str) -> Check:
 # -- the clean run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("seed", [3, 6])
 def test_random_models_pass_in_every_scenario_and_container(seed: int) -> None:
     bench = self_test_bench(random_model(seed))
@@ -102,6 +103,7 @@ def test_searches_of_the_random_model_end_at_different_steps_and_some_by_the_end
         assert {h.finished for h in found} == {True, False}
 
 
+@pytest.mark.numeric
 def test_parity_of_a_checkpoint(parity: ParityReport) -> None:
     assert parity.passed
     assert parity.sentences == len(LINES)
@@ -114,6 +116,7 @@ def test_parity_of_a_checkpoint(parity: ParityReport) -> None:
         assert (check.verdict == "reported") == (check.dtype == torch.bfloat16)
 
 
+@pytest.mark.numeric
 def test_report_ends_with_a_count(parity: ParityReport) -> None:
     lines = report_lines(parity)
     judged = sum(check.dtype != torch.bfloat16 for check in parity.checks)
@@ -122,6 +125,7 @@ def test_report_ends_with_a_count(parity: ParityReport) -> None:
     assert sum("life of a grid" in line for line in lines) == len(DTYPES) * len(CACHE_KINDS)
 
 
+@pytest.mark.numeric
 def test_given_lines_blank_ones_and_more_than_a_batch(checkpoint: Checkpoint) -> None:
     done: list[tuple[int, int]] = []
     lines = ["", "Yes.", *LINES]

@@ -174,6 +174,7 @@ def test_text_that_is_no_unicode_is_refused_by_line():
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("config", [GREEDY, BEAM], ids=["greedy", "beam"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_batches_of_any_size_give_the_same(config, kind):
@@ -184,6 +185,7 @@ def test_batches_of_any_size_give_the_same(config, kind):
         assert_same(translator64(batch_tokens=batch_tokens, cache=kind).candidates(RAGGED, config), expected)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "config",
     [SAMPLING, dataclasses.replace(SAMPLING, temperature=2.0, top_k=40, top_p=0.95, seed=7)],
@@ -240,6 +242,7 @@ def test_a_batch_keeps_to_its_budget_and_goes_from_long_to_short():
     assert list(batches([], 10)) == []
 
 
+@pytest.mark.numeric
 def test_ids_in_padding_change_nothing():
     model, tokenizer = tiny_model64(), tiny_tokenizer()
     sources = [[*tokenizer.encode(line), tokenizer.eos_id] for line in RAGGED[:6]]
@@ -451,6 +454,7 @@ def test_the_longest_target_follows_from_the_source_and_the_positions():
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "config",
     [
@@ -476,6 +480,7 @@ def test_scores_found_are_the_teacher_forced_ones(config, prefix):
     assert True in complete and (prefix or complete == {True, False})
 
 
+@pytest.mark.numeric
 def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
     translator = translator64()
     scores = translator.score(ENGLISH, CHINESE)
@@ -489,6 +494,7 @@ def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
     assert translator.score([], []) == []
 
 
+@pytest.mark.numeric
 def test_scores_in_batches_of_any_size_are_the_same():
     targets = [CHINESE[i % 10] for i in range(len(RAGGED))]
     expected = translator64(batch_tokens=1).score(RAGGED, targets)

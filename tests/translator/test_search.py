@@ -28,6 +28,7 @@ from translator.search import (
 )
 from translator.search.sampling import Sampler, gumbel
 
+pytestmark = pytest.mark.numeric
 PAD, BOS, EOS, A, B, C = range(6)
 V = 6
 NEVER = float("-inf")
