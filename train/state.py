@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from train.recipe import Recipe
+from train.recipe import Auto, Recipe
 from translator.checkpoint import Checkpoint, write_checkpoint, write_tensors
 from translator.config import STRICT, from_json, to_json
 from translator.errors import UserError
@@ -63,6 +63,14 @@ class Saved:
     counters: Counters
     recipe: Recipe
     format: Literal[2] = 2
+
+    @model_validator(mode="after")
+    def _check(self) -> "Saved":
+        for name in ("tokenizer", "training", "evaluation"):
+            for key, value in vars(getattr(self.recipe, name)).items():
+                if isinstance(value, Auto):
+                    raise ValueError(f"recipe.{name}.{key} is auto; a saved step has the number that was worked out")
+        return self
 
 
 def write_state(

@@ -185,6 +185,26 @@ def test_a_counter_that_cannot_be_is_one_line_with_its_name(
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [("training.max_steps", "auto"), ("training.max_steps", "x"), ("evaluation.every", -1), ("tokenizer.vocab_size", 5),
+     ("training.adam_betas", [2, 3]), ("seed", 2**70), ("corpora", 5), ("training.speed", 1), ("decode.beam_size", 0)],
+)  # fmt: skip
+def test_a_saved_recipe_that_cannot_be_is_one_line_with_its_key(
+    a_run: tuple[Path, Path], copy: Path, key: str, value: Any
+) -> None:
+    path = copy / "last" / "training.json"
+    values = json.loads(path.read_text())
+    *sections, last = ["recipe", *key.split(".")]
+    place = values
+    for section in sections:
+        place = place[section]
+    place[last] = value
+    path.write_text(json.dumps(values))
+    message = refused(a_run, copy)
+    assert str(path) in message and f"recipe.{key}" in message
+
+
+@pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe{}", b"{}", b'{"counters": {}}', b"[" * 100_000, b"9" * 10_000,
      b'{"run": "' + b"0" * 32 + b'", "format": 2, "counters": {}, "recipe": {}}'],
