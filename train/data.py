@@ -2,19 +2,29 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from train.batches import Encoded
-from train.corpus import EvalSet, Pair, Side, Split, by_name, joined, load_corpora, simplify, split_pairs, top_up_dev
+from train.corpus import (
+    EvalSet,
+    Pair,
+    Say,
+    Side,
+    Split,
+    by_name,
+    joined,
+    load_corpora,
+    simplify,
+    split_pairs,
+    top_up_dev,
+)
 from train.filters import account_lines, filter_pairs
 from train.recipe import Recipe
 from translator.errors import UserError
 from translator.languages import language
 from translator.tokenizer import Tokenizer
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -81,7 +91,7 @@ def _sentences(sets: dict[str, EvalSet]) -> str:
 
 def _split(recipe: Recipe, base: Path, say: Say) -> Split:
     def load(entries: Sequence[object]) -> list[Pair]:
-        pairs = load_corpora(entries, recipe.source_language, recipe.target_language, base) if entries else []
+        pairs = load_corpora(entries, recipe.source_language, recipe.target_language, base, say) if entries else []
         sides: tuple[tuple[Side, str], ...] = (("source", recipe.source_language), ("target", recipe.target_language))
         for side, code in sides:
             if recipe.simplify_chinese and language(code).script == "Hans":

@@ -85,6 +85,12 @@ def test_tsv_takes_its_first_two_columns_and_quotes_are_text(tmp_path: Path) -> 
     assert pairs[2].origin == "mine.tsv:3"
 
 
+@pytest.mark.parametrize("name", ["x.tsv", "x.jsonl", "x.tsv.gz"])
+def test_an_empty_table_has_no_pairs(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    assert load(name, tmp_path) == []
+
+
 def test_tsv_columns_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("id\tzh\ten\n1\t一\tone\n", encoding="utf-8")
     assert texts(load({"table": "x.tsv", "source": "en", "target": "zh"}, tmp_path)) == [("one", "一")]
@@ -261,7 +267,7 @@ def test_a_folder_that_save_to_disk_wrote_is_read(tmp_path: Path, split: str | N
     entry = {"dataset": "mine"} | ({"split": split} if split else {})
     assert texts(load(entry, tmp_path)) == [("one", "一"), ("NA", "二")]
     if split:
-        with pytest.raises(UserError, match=r"cannot load dataset 'mine' \(no config, split train\)"):
+        with pytest.raises(UserError, match=r"'mine' \(no config, split train\): it has the splits dev; name one"):
             load({"dataset": "mine"}, tmp_path)
 
 
@@ -408,6 +414,9 @@ def test_a_small_texts_dev_part_is_topped_up_in_the_order_of_the_hash(key: str, 
     ]
     assert max(places[0], default=0) <= min(places[1])
     grew = len(split.dev) - len(before.dev)
+    if count == 9:
+        assert lines == ["mine: too few sentences (9) to hold any back; name some under [split] dev"] * (not split.dev)
+        return
     assert len(lines) == (grew > 0)
     assert not lines or f"mine: the hash makes {len(before.dev)} of {count} sentences dev; {grew} more" in lines[0]
 
@@ -426,6 +435,13 @@ def test_each_name_gets_its_dev_part_and_a_sentence_of_both_leaves_training() ->
 def test_what_is_large_enough_stays_as_the_hash_has_it(default_pairs: list[Pair]) -> None:
     split = split_pairs(default_pairs, "source")
     assert top_up_dev(split, "source") == (split, [])
+
+
+def test_every_corpus_says_how_many_pairs_it_has(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("1\t一\n2\t二\n", encoding="utf-8")
+    said: list[str] = []
+    load_corpora(["a.tsv", {"table": "a.tsv", "name": "mine"}], "en", "zh", tmp_path, said.append)
+    assert said == ["a.tsv: 2 pairs", "{'name': 'mine', 'table': 'a.tsv'}: 2 pairs"]
 
 
 def test_names_and_repeats_reach_the_pairs(tmp_path: Path) -> None:

@@ -68,7 +68,10 @@ class DatasetCorpus(Corpus):
             datasets.config.HF_HUB_OFFLINE = True
         try:
             if (folder / "dataset_dict.json").is_file():
-                return datasets.load_from_disk(str(folder))[self.split]
+                parts = datasets.load_from_disk(str(folder))
+                if self.split not in parts:
+                    raise UserError(f"it has the splits {', '.join(parts)}; name one of them with split = …")
+                return parts[self.split]
             if (folder / "state.json").is_file():
                 return datasets.load_from_disk(str(folder))
             place = str(folder) if local else self.dataset

@@ -35,7 +35,8 @@ class TableCorpus(Corpus):
     def __post_init__(self) -> None:
         if text_suffix(self.table) not in _TABLES:
             raise UserError(
-                f"{self.table!r} is not a table: the name must end in {', '.join(_TABLES)}, or those with .gz"
+                f"{self.table!r} is not a table: the name must end in {', '.join(_TABLES)}, or those with .gz, .xz or "
+                ".bz2; write two aligned files as [source file, target file], a folder as {dataset = …}"
             )
 
     @classmethod
@@ -76,9 +77,9 @@ def table_rows(path: Path, columns: Columns) -> _Rows:
 def _tsv(path: Path, columns: Columns) -> _Rows:
     # Tabs only: in a .tsv a quotation mark is text.
     rows = ((number, line.split("\t") if line else []) for number, line in enumerate(text_lines(path), 1))
-    first = next(rows, (1, []))
-    whole = itertools.chain([first], rows)
-    if columns.source or columns.target or columns.among(first[1]):
+    first = list(itertools.islice(rows, 1))
+    whole = itertools.chain(first, rows)
+    if columns.source or columns.target or (first and columns.among(first[0][1])):
         yield from _by_header(path, whole, columns)
         return
     for number, row in whole:
