@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from train.auto import Auto
 from train.batches import Encoded
 from train.corpus import (
     EvalSet,
@@ -69,12 +70,20 @@ def load_data(recipe: Recipe, base: Path, say: Say, dropped: dict[str, list[Pair
         say(line)
     if not kept:
         raise UserError("corpora: no pair is left to train on; see the account above for what dropped them")
-    train = [pair for pair in kept for _ in range(pair.repeat)]
+    train = _repeated(kept)
     if len(train) > len(kept):
         say(f"pairs repeated to          {len(train):,}: " + ", ".join(_shares(train)))
     data = Data(train, split.dev, by_name(split.dev), by_name(split.test))
     say(f"dev {_sentences(data.dev_sets)}; test {_sentences(data.test_sets)}")
     return data
+
+
+def _repeated(pairs: Sequence[Pair]) -> list[Pair]:
+    """Each pair as often as its corpus says; those of "auto" so often that together they are about a tenth."""
+    others = sum(pair.repeat for pair in pairs if not isinstance(pair.repeat, Auto))
+    fitted = max(1, round(others / 9 / max(1, sum(isinstance(pair.repeat, Auto) for pair in pairs))))
+    times = ((pair, fitted if isinstance(pair.repeat, Auto) else pair.repeat) for pair in pairs)
+    return [pair for pair, count in times for _ in range(count)]
 
 
 def _shares(train: Sequence[Pair]) -> list[str]:
@@ -101,7 +110,7 @@ def _split(recipe: Recipe, base: Path, say: Say) -> Split:
     train = load(recipe.corpora) if recipe.corpora else load_corpora([], "", "", base)
     if recipe.split.dev or recipe.split.test:
         dev, test = load(recipe.split.dev), load(recipe.split.test)
-        if any(pair.repeat > 1 for pair in (*dev, *test)):
+        if any(pair.repeat != 1 for pair in (*dev, *test)):
             raise UserError("split: repeat is for training text; leave it out of dev and test")
         return Split(train, dev, test)
     split, grown = top_up_dev(split_pairs(train, recipe.split.key), recipe.split.key)

@@ -4,9 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
+from train.auto import Auto
 from train.batches import plan_epoch
 from train.data import Data, encode_pairs, within
-from train.recipe import Auto, Recipe
+from train.recipe import Recipe
 from translator.tokenizer import Tokenizer
 
 # Below as many target tokens of training text (about 15,000 short sentences) the `small` model only learns by heart.

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
+from train.auto import Auto
 from train.data import Data, Say
-from train.recipe import Auto, Recipe
+from train.recipe import Recipe
 from translator.checkpoint import Checkpoint, CheckpointConfig, read_checkpoint
 from translator.config import ModelConfig, preset
 from translator.device import check_memory

@@ -5,46 +5,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from train.auto import AUTO, MOST_STEPS, AutoCount, AutoSize, AutoSteps, Count
 from train.filters import FilterConfig
 from train.paths import usable_path
-from translator.bounds import MOST_POSITIONS, MOST_ROWS, MOST_VOCABULARY
+from translator.bounds import MOST_POSITIONS, MOST_ROWS
 from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse, preset
 from translator.errors import UserError
 from translator.languages import LanguageCode
 from translator.textio import read_limited
-
-
-class Auto(int):
-    """What stands in Python for "auto" in a recipe: a number that the run works out from its text, see `train.fit`."""
-
-
-AUTO = Auto(-1)
-MOST_STEPS = 100_000_000
-
-
-def _auto(value: object, check: ValidatorFunctionWrapHandler) -> int:
-    return AUTO if value == "auto" or isinstance(value, Auto) else int(check(value))
-
-
-def _shown(value: int) -> int | str:
-    return "auto" if isinstance(value, Auto) else value
-
-
-Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-AutoCount = Annotated[int, Field(ge=1, le=MOST_STEPS), WrapValidator(_auto), PlainSerializer(_shown)]
-AutoSteps = Annotated[int, Field(ge=0, le=MOST_STEPS), WrapValidator(_auto), PlainSerializer(_shown)]
-AutoSize = Annotated[int, Field(ge=261, le=MOST_VOCABULARY), WrapValidator(_auto), PlainSerializer(_shown)]
 
 LARGEST_RECIPE = 1 << 20  # bytes
 RECIPES = Path(__file__).resolve().parent / "recipes"

@@ -1,6 +1,7 @@
 """A trained model made better at other text: mixed with the old, both scored, from before the first step on."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_new_pairs_come_as_often_as_asked_and_never_from_dev(mixed: WriteRecipe,
     assert not {pair.source for pair in data.train} & set(data.dev.sources)
     assert any(line.startswith("mine: the hash makes ") for line in said)
     assert any(line.startswith("pairs repeated to") and "mine " in line for line in said)
+
+
+@pytest.mark.parametrize(("old", "new", "times"), [(900, 10, 10), (90, 10, 1), (10, 90, 1), (9000, 1, 1000), (0, 5, 1)])
+def test_auto_makes_the_new_text_a_tenth(recipe: WriteRecipe, tmp_path: Path, old: int, new: int, times: int) -> None:
+    path = recipe(
+        **{'[["pairs.src", "pairs.tgt"]]': '["old.tsv", { table = "new.tsv", repeat = "auto", name = "new" }]'}
+    )
+    for name, count in (("old", old), ("new", new)):
+        text = "".join(f"{name} {number}\t{name} {number}\n" for number in range(count))
+        (tmp_path / f"{name}.tsv").write_text(text, encoding="utf-8")
+    data = load_data(*read_recipe(str(path)), lambda line: None)
+    assert Counter(pair.name for pair in data.train) == Counter({"text": old, "new": new * times})
 
 
 def test_both_scores_are_told_from_before_the_first_step_on(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import pydantic
 
+from train.auto import AutoRepeat
 from train.paths import usable_path
 from translator.config import STRICT
 from translator.errors import UserError
@@ -37,7 +38,7 @@ class Corpus(ABC):
     """One entry of a recipe's `corpora`, checked.
 
     `name` groups corpora whose held-out sentences are to be scored apart. `repeat` is how often training sees each of
-    their pairs in an epoch.
+    their pairs in an epoch; "auto" makes them about a tenth of the text.
     """
 
     FORM: ClassVar[str]
@@ -45,7 +46,7 @@ class Corpus(ABC):
 
     _: dataclasses.KW_ONLY
     name: Annotated[str, pydantic.Field(pattern=r"^\w[\w .-]{0,39}$")] = "text"
-    repeat: Annotated[int, pydantic.Field(ge=1, le=100_000)] = 1
+    repeat: AutoRepeat = 1
 
     @classmethod
     @abstractmethod
