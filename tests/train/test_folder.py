@@ -154,6 +154,7 @@ def test_best_gone_is_said_and_starts_anew(
 def test_a_last_that_is_no_saved_step_is_one_line(recipe: WriteRecipe, tmp_path: Path, kind: str) -> None:
     run_recipe(str(recipe()), ["training.max_steps=1"])
     last = tmp_path / "run" / "last"
+    assert (last / "model.safetensors").samefile(tmp_path / "run" / "best" / "model.safetensors")  # on the disk once
     last.rename(tmp_path / "elsewhere")
     if kind == "file":
         last.write_text("")
