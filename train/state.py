@@ -9,7 +9,8 @@ from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from train.recipe import Auto, Recipe
+from train.auto import Auto
+from train.recipe import Recipe
 from translator.checkpoint import Checkpoint, write_checkpoint, write_tensors
 from translator.config import STRICT, from_json, to_json
 from translator.errors import UserError

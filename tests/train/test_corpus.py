@@ -280,6 +280,8 @@ def test_a_folder_of_tables_is_all_text(tmp_path: Path, suffix: str) -> None:
     text = f"zh{mark}en\n" + "".join(f"{word}{mark}{word}\n" for word in words)
     (tmp_path / "mine" / f"train.{suffix}").write_text(text, encoding="utf-8")
     assert texts(load({"dataset": "mine"}, tmp_path)) == [(word, word) for word in words]
+    part = load({"dataset": "mine", "split": "train[:4]"}, tmp_path)
+    assert texts(part) == [(word, word) for word in words[:4]]
 
 
 @pytest.mark.usefixtures("hub_without_network")

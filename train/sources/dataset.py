@@ -75,9 +75,12 @@ class DatasetCorpus(Corpus):
             if (folder / "state.json").is_file():
                 return datasets.load_from_disk(str(folder))
             place = str(folder) if local else self.dataset
-            if local and (tables := self._tables(datasets.load_dataset_builder(place, self.config))):
+            builder = datasets.load_dataset_builder(place, self.config)
+            if local and (tables := self._tables(builder)):
                 return tables
-            return datasets.load_dataset(place, self.config, split=self.split)
+            # Where the library reads a table itself, the words NA and null are still words.
+            options = {"keep_default_na": False} if hasattr(builder.config, "keep_default_na") else {}
+            return datasets.load_dataset(place, self.config, split=self.split, **options)
         except Exception as error:  # the library and its network stack raise dozens of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             also = "" if local else f"; there is no local folder {folder} either"
