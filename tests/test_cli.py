@@ -336,10 +336,10 @@ def test_parity_passes_and_ends_with_a_count(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("\n".join(sentences(3, 4)))
     status, out, err = run("parity", "--checkpoint", "{copier}", "--input", tmp_path / "in", "--threads", 1)
     assert status == 0 and all(line.startswith("translator: comparing: ") for line in err.splitlines())
-    positions, passed, checks = re.fullmatch(
-        r"parity: ([\d,]+) positions, (\d+) of (\d+) checks passed", out.splitlines()[-1]
+    positions, searches, passed, checks = re.fullmatch(
+        r"parity: ([\d,]+) positions and (\d+) searches, (\d+) of (\d+) checks passed", out.splitlines()[-1]
     ).groups()  # type: ignore[union-attr]
-    assert int(positions.replace(",", "")) > 1000
+    assert int(positions.replace(",", "")) > 1000 and int(searches) > 50
     assert passed == checks
 
 

@@ -3,12 +3,16 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from train.recipe import read_recipe
 from translator import cli
 from translator.checkpoint import DEFAULT_CHECKPOINT
+from translator.config import DecodeConfig, apply_setting, parse
+from translator.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,7 +44,32 @@ def test_commands_are_ones_the_program_takes(words: list[str]) -> None:
     group = typer.main.get_command(cli.app)
     name, *arguments = words
     command = group.commands[name]  # type: ignore[attr-defined]
-    command.make_context(name, arguments)
+    context = command.make_context(name, arguments)
+    check_settings(name, context.params.get("set_") or [])
+
+
+def check_settings(command: str, settings: list[str]) -> None:
+    """Whether the recipe, or the search's settings, know these keys and allow their values."""
+    if command == "train":
+        read_recipe("small", settings)
+        return
+    values: dict[str, Any] = {}
+    for setting in settings:
+        apply_setting(values, setting)
+    parse(DecodeConfig, values, where="--set")
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [("train", "training.max_stepz=5000"), ("train", "training.max_steps=many"), ("translate", "beamsize=4")],
+)
+def test_a_misspelt_setting_would_be_noticed(command: str, setting: str) -> None:
+    with pytest.raises(UserError):
+        check_settings(command, [setting])
+
+
+def test_there_are_settings_to_check() -> None:
+    assert any("--set" in words for words in commands())
 
 
 def test_there_are_commands_for_every_subcommand() -> None:

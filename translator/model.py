@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from translator.attention import CachedMultiheadAttention
 from translator.cache import DecoderCache
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
@@ -124,5 +125,5 @@ def _use_byte_dropout(layer: nn.Module, p: float) -> None:
     for name, module in layer.named_children():
         if isinstance(module, nn.Dropout):
             setattr(layer, name, ByteDropout(p))
-        elif hasattr(module, "in_proj_weight"):
-            module.dropout = 0.0  # type: ignore[assignment]
+        elif isinstance(module, CachedMultiheadAttention):
+            module.dropout = 0.0

@@ -116,3 +116,19 @@ def test_the_rate_rises_then_follows_its_schedule(schedule: str) -> None:
     assert all(later <= earlier for earlier, later in itertools.pairwise(rates[9:]))
     ends = {"cosine": 0.0, "linear": 0.0, "inverse_sqrt": 10**-0.5, "constant": 1.0}
     assert rates[-1] == pytest.approx(ends[schedule], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "quarter", "half"),
+    [
+        ("cosine", (1 + 0.5**0.5) / 2, 0.5),
+        ("linear", 0.75, 0.5),
+        ("inverse_sqrt", (20 / 40) ** 0.5, (20 / 60) ** 0.5),
+        ("constant", 1.0, 1.0),
+    ],
+)
+def test_each_schedule_is_the_curve_of_its_name(schedule: str, quarter: float, half: float) -> None:
+    """A quarter and half of the way from the end of the warm-up, step 20, to the last step, 100."""
+    config = TrainingConfig(learning_rate=1.0, warmup_steps=20, max_steps=100, schedule=schedule)  # type: ignore[arg-type]
+    assert learning_rate(config, 10) == pytest.approx(0.5)
+    assert (learning_rate(config, 40), learning_rate(config, 60)) == pytest.approx((quarter, half))

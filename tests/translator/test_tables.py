@@ -117,7 +117,7 @@ def test_rows_become_columns_with_their_own_figures() -> None:
 
 def test_too_narrow_for_any_table_a_row_is_a_list() -> None:
     lines = printed(report_table(ParityReport(6, some_checks())), 30)
-    assert lines[0] == "type: float64" and "  positions: 18,408" in lines and "  verdict: FAIL" in lines
+    assert lines[0] == "type: float64" and "  compared: 18,408 positions" in lines and "  verdict: FAIL" in lines
 
 
 def test_what_looks_like_markup_is_text() -> None:

@@ -1,13 +1,11 @@
 """Is decoding with a cache the same as without? Every logit, every token, every score, and PyTorch as the judge."""
 
 import copy
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from translator.cache import CACHE_KINDS
@@ -52,14 +50,23 @@ class ParityReport:
 
     @property
     def positions(self) -> int:
-        """Logit vectors compared, over all checks."""
-        return sum(check.tally.positions for check in self.checks)
+        """Logit vectors of given tokens that a verdict was reached on."""
+        return sum(check.tally.positions for check in self.judged)
+
+    @property
+    def searches(self) -> int:
+        """Sentences whose searches a verdict was reached on."""
+        return sum(check.tally.searches for check in self.judged)
+
+    @property
+    def judged(self) -> list[Check]:
+        """The checks that decide; the others are reported."""
+        return [check for check in self.checks if check.verdict != "reported"]
 
     @property
     def passed(self) -> bool:
         """Whether something was judged and nothing failed."""
-        verdicts = [check.verdict for check in self.checks]
-        return "FAIL" not in verdicts and any(verdict != "reported" for verdict in verdicts)
+        return bool(self.judged) and all(check.verdict != "FAIL" for check in self.judged)
 
 
 def check_parity(
@@ -121,7 +128,7 @@ def report_table(report: ParityReport) -> Table:
         ("type", "left"),
         ("cache", "left"),
         ("check", "left"),
-        ("positions", "right"),
+        ("compared", "left"),
         ("max |Δlogit| uncached", "right"),
         ("max |Δlogit| PyTorch", "right"),
         ("relative", "right"),
@@ -134,7 +141,7 @@ def report_table(report: ParityReport) -> Table:
             type_name(check.dtype),
             check.kind,
             check.name,
-            f"{tally.positions:,}",
+            _compared(tally),
             *(f"{tally.worst[path]:.1e}" if path in tally.worst else "-" for path in PATHS),
             f"{tally.largest / tally.scale:.1e}" if tally.scale else "-",
             check.verdict,
@@ -142,9 +149,9 @@ def report_table(report: ParityReport) -> Table:
     return table
 
 
-def report_lines(report: ParityReport) -> list[str]:
-    """The table as plain text, a line for whatever differed or was raised, and last the count."""
-    return [*table_lines(report_table(report)), *report_notes(report), report_summary(report)]
+def _compared(tally: Tally) -> str:
+    counts = ((tally.positions, "positions"), (tally.searches, "searches"))
+    return ", ".join(f"{count:,} {name}" for count, name in counts if count) or "nothing"
 
 
 def report_notes(report: ParityReport) -> list[str]:
@@ -159,10 +166,13 @@ def report_notes(report: ParityReport) -> list[str]:
 
 def report_summary(report: ParityReport) -> str:
     """The count, in one line."""
-    judged = [check.verdict for check in report.checks if check.verdict != "reported"]
-    ties = judged.count("tie")
+    verdicts = [check.verdict for check in report.judged]
+    ties = verdicts.count("tie")
     tied = f", {ties} tie{'s' if ties > 1 else ''}" if ties else ""
-    return f"parity: {report.positions:,} positions, {judged.count('pass')} of {len(judged)} checks passed{tied}"
+    return (
+        f"parity: {report.positions:,} positions and {report.searches:,} searches, "
+        f"{verdicts.count('pass')} of {len(verdicts)} checks passed{tied}"
+    )
 
 
 def _describe(check: Check, difference: TokenDifference) -> str:
@@ -180,11 +190,3 @@ def _describe(check: Check, difference: TokenDifference) -> str:
 def type_name(dtype: torch.dtype) -> str:
     """`"float64"` for `torch.float64`."""
     return str(dtype).removeprefix("torch.")
-
-
-def table_lines(table: Table) -> list[str]:
-    """A table as plain text, whatever the terminal."""
-    console = Console(file=io.StringIO(), width=160, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return [line.rstrip() for line in capture.get().splitlines()]

@@ -102,7 +102,9 @@ def compare_turns(tally: Tally, against: str, mine: Sequence[Turn], theirs: Sequ
     for step, ((rows, logits), (expected_rows, expected)) in enumerate(zip(mine, theirs, strict=False)):
         if rows != expected_rows:
             return step
-        tally.compare(against, logits, expected)
+        tally.compare(against, logits, expected, given=False)
+        if step == 0 and against in tally.worst:
+            tally.count_searches(against, len({sentence for sentence, _ in rows}))
     return None
 
 

@@ -12,7 +12,7 @@ from translator.config import ModelConfig
 from translator.diagnostics import grid_faults, step_faults
 from translator.diagnostics.bench import Bench, SpecialIds
 from translator.diagnostics.faults import REQUIRED, Fault
-from translator.diagnostics.parity import Progress, in_dtype, table_lines
+from translator.diagnostics.parity import Progress, in_dtype
 from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
 from translator.diagnostics.tally import Check, Tally
 from translator.errors import UserError
@@ -169,11 +169,6 @@ def self_test_table(report: SelfTestReport) -> Table:
             outcome.fault.description,
         )
     return table
-
-
-def self_test_lines(report: SelfTestReport) -> list[str]:
-    """The table as plain text, what was missing, and last the count."""
-    return [*table_lines(self_test_table(report)), *self_test_notes(report), self_test_summary(report)]
 
 
 def self_test_notes(report: SelfTestReport) -> list[str]:

@@ -1,4 +1,8 @@
-"""What a check found: how many positions were compared, how far apart they were, and where tokens first differed."""
+"""What a check found: how much was compared, how far apart it was, and where tokens first differed.
+
+Positions of given tokens and searches are counted apart: how many steps two searches take together before they part, or
+end, hangs on rounding where tokens are nearly equal, and so differs between machines.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -28,7 +32,11 @@ class TokenDifference:
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals of one check. `worst` and `counted` are by reference path; `scale` is the largest |logit| seen."""
+    """Running totals of one check. `worst`, `counted` and `searched` are by reference path.
+
+    `counted` are positions of given tokens, `searched` sentences whose searches were compared; `scale` is the largest
+    |logit| seen.
+    """
 
     worst: dict[str, float] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
@@ -36,19 +44,28 @@ class Tally:
     score_difference: float = 0.0
     differences: list[TokenDifference] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    searched: dict[str, int] = field(default_factory=dict)
 
     @property
     def positions(self) -> int:
-        """Logit vectors compared with every one of the references."""
+        """Logit vectors of given tokens compared with every one of the references."""
         return min(self.counted.values(), default=0)
+
+    @property
+    def searches(self) -> int:
+        """Sentences searched, step by step beside every one of the references."""
+        return min(self.searched.values(), default=0)
 
     @property
     def largest(self) -> float:
         """The largest |Δlogit| against any reference; infinite where one was not a number."""
         return max(self.worst.values(), default=0.0)
 
-    def compare(self, against: str, actual: Tensor, expected: Tensor) -> None:
-        """Counts logits `(…, V)`. A tensor compared with itself proves nothing and isn't counted."""
+    def compare(self, against: str, actual: Tensor, expected: Tensor, *, given: bool = True) -> None:
+        """Compares logits `(…, V)`, and counts them where their tokens were `given` and not a search's choice.
+
+        A tensor compared with itself proves nothing and isn't counted.
+        """
         if actual.untyped_storage().data_ptr() == expected.untyped_storage().data_ptr():
             return
         if actual.shape != expected.shape:
@@ -56,8 +73,13 @@ class Tally:
         expected = expected.double()
         difference = float((actual.double() - expected).abs().max())
         self.worst[against] = max(self.worst.get(against, 0.0), math.inf if math.isnan(difference) else difference)
-        self.counted[against] = self.counted.get(against, 0) + expected.shape[:-1].numel()
+        if given:
+            self.counted[against] = self.counted.get(against, 0) + expected.shape[:-1].numel()
         self.scale = max(self.scale, float(expected.abs().max()))
+
+    def count_searches(self, against: str, sentences: int) -> None:
+        """Counts sentences whose search was compared at its first step at least."""
+        self.searched[against] = self.searched.get(against, 0) + sentences
 
     def compare_scores(self, actual: float, expected: float) -> None:
         """Counts two scores of the same tokens, in nats."""
@@ -96,7 +118,7 @@ class Check:
     def verdict(self) -> str:
         """`"pass"`, `"FAIL"`, `"tie"` (tokens differ, but at a tie) or `"reported"` (a type that isn't judged)."""
         tally = self.tally
-        if tally.errors or not tally.positions:
+        if tally.errors or not (tally.positions or tally.searches):
             return "FAIL"
         if self.dtype not in TOLERANCES:
             return "reported"
