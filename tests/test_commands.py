@@ -110,6 +110,39 @@ def test_a_dash_is_standard_input_and_output_of_score(run: Run, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
+def test_a_dash_is_a_recipe_on_standard_input(run: Run, tmp_path: Path) -> None:
+    is_one_line(run("train", "-", stdin="output = 3\nmax_stepz = 1\n"), "-: ", "max_stepz")
+    is_one_line(run("train", "-", stdin="= ="), "-: not valid TOML")
+    recipe = 'source_language = "en"\ntarget_language = "zh"\noutput = "out"\ncorpora = ["no-such.tsv"]\n'
+    is_one_line(run("train", "-", stdin=recipe), str(tmp_path / "no-such.tsv"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"sentences": ["a"], "translations": [{"tokens": [["\\ud83d", "</s>"]]}]}',
+        '{"sentences": ["\\ud83d"], "translations": [{"tokens": [["</s>"]]}]}',
+        '{"sentences": ["a"], "translations": [{"tokens": [[1, null]]}]}',
+        '{"sentences": "a", "translations": [{"tokens": [["</s>"]]}]}',
+        '{"sentences": ["a"], "translations": [{"tokens": ["</s>"]}]}',
+        '{"sentences": ["a", "b"], "translations": [{"tokens": [["</s>"]]}]}',
+        "[" * 100_000,
+        "null",
+        "",
+    ],
+    ids=lambda record: record[:40],
+)
+def test_candidates_of_another_form_are_refused_by_line(run: Run, record: str) -> None:
+    good = '{"sentences": ["a"], "translations": [{"tokens": [["</s>"]]}]}'
+    is_one_line(run("score", *MODEL, "--candidates", "-", stdin=f"{good}\n{record}\n"), "stdin: line 2 is not what")
+
+
+def test_what_cannot_be_scored_is_named_by_its_line(run: Run) -> None:
+    good = '{"sentences": ["a", "b"], "translations": [{"tokens": [["</s>"], ["</s>"]]}]}'
+    bad = '{"sentences": ["a"], "translations": [{"tokens": [[]]}]}'
+    is_one_line(run("score", *MODEL, "--candidates", "-", stdin=f"{good}\n{bad}\n"), "line 2: there are no tokens")
+
+
 PROFILE = ("profile", *MODEL, "--tokens", 3, "--source-length", 4, "--repeats", 1, "--arm", "none", "--arm", "dynamic")
 
 
@@ -263,6 +296,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     [
         ("translate", *MODEL, "--input", "in", "--output", "out"),
         ("evaluate", *MODEL, "--input", "in", "--reference", "in"),
+        ("score", *MODEL, "--input", "in", "--target", "in"),
         PROFILE,
     ],
     ids=lambda words: words[0],
@@ -274,7 +308,9 @@ def test_long_commands_report_progress(
     (tmp_path / "in").write_text(TEXT)
     status, _, err = run(*words, *(("--batch-tokens", 30) if words[0] != "profile" else ()))
     assert status == 0
-    assert re.search(r"^translator: (translating, lines: 3|timing, passes: 2 of 2)", err, flags=re.MULTILINE)
+    assert re.search(
+        r"^translator: (translating, lines: 3|scoring: 3 of 3|timing, passes: 2 of 2)", err, flags=re.MULTILINE
+    )
 
 
 def test_a_pipe_of_translations_is_not_mixed_with_progress(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

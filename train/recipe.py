@@ -1,6 +1,7 @@
 """A recipe: one TOML file that describes a whole run. Every key is checked before anything is read or written."""
 
 import dataclasses
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -142,22 +143,14 @@ class Recipe:
 def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, Path]:
     """The recipe at path `name`, or shipped under that name, and the folder its relative paths start from.
 
-    That is the recipe's own folder, or for a shipped one the working folder.
+    That is the recipe's own folder; for a shipped one, or `-` for standard input, the working folder.
 
     `settings` are `key=value` changes, keys dotted (`training.max_steps=100`), values TOML (a bare word is text).
     Raises `UserError` for a missing file, broken TOML, or a key or value that doesn't fit.
     """
-    path = Path(usable_path(name))
-    base = path.resolve().parent
-    if not path.is_file() and (RECIPES / f"{name}.toml").is_file():
-        path, base = RECIPES / f"{name}.toml", Path.cwd()
-    if not path.exists():
-        shipped = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
-        raise UserError(f"{name}: no such recipe; give a TOML file, or one of the shipped: {shipped}")
+    data, base = _found(name)
     try:
-        values = tomllib.loads(read_limited(path, LARGEST_RECIPE).decode("utf-8-sig"))
-    except UserError:
-        raise
+        values = tomllib.loads(data.decode("utf-8-sig"))
     except RecursionError:
         raise UserError(f"{name}: not valid TOML (nested too deep)") from None
     except ValueError as error:  # no TOML, no UTF-8, a number of thousands of digits
@@ -165,3 +158,17 @@ def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, P
     for setting in settings or ():
         apply_setting(values, setting)
     return parse(Recipe, values, where=name), base
+
+
+def _found(name: str) -> tuple[bytes, Path]:
+    """What the recipe holds, and the folder its relative paths start from."""
+    if name == "-":
+        return sys.stdin.buffer.read(LARGEST_RECIPE), Path.cwd()
+    path = Path(usable_path(name))
+    base = path.resolve().parent
+    if not path.is_file() and (RECIPES / f"{name}.toml").is_file():
+        path, base = RECIPES / f"{name}.toml", Path.cwd()
+    if not path.exists():
+        shipped = ", ".join(sorted(recipe.stem for recipe in RECIPES.glob("*.toml")))
+        raise UserError(f"{name}: no such recipe; give a TOML file, or one of the shipped: {shipped}")
+    return read_limited(path, LARGEST_RECIPE), base

@@ -14,7 +14,7 @@ from translator.commands.options import (
     ThreadsOption,
     load_translator,
 )
-from translator.console import check_outputs, one_standard_input, output_file
+from translator.console import check_outputs, one_standard_input, output_file, progress_bar
 from translator.errors import UserError
 
 EXAMPLES = (
@@ -50,9 +50,10 @@ def run(
         raise UserError("--input and --target: give both, or --candidates alone")
     check_outputs(output=output)
     translator = load_translator(checkpoint, device, threads, batch_tokens)
-    if candidates is not None:
-        results = score_candidates(translator, read_candidates(candidates))
-    else:
-        results = score_files(translator, *files)
+    with progress_bar("scoring") as advance:
+        if candidates is not None:
+            results = score_candidates(translator, read_candidates(candidates), advance)
+        else:
+            results = score_files(translator, files[0], files[1], advance)
     with output_file(output) as out:
         out.writelines(f"{log_prob:.6f}\t{tokens}\n" for log_prob, tokens in results)

@@ -16,7 +16,9 @@ EXAMPLES = (
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A TOML recipe, or the name of a shipped one (small, finetune).")],
+    recipe: Annotated[
+        str, typer.Argument(help="A TOML recipe, a shipped one (small, finetune), or - for standard input.")
+    ],
     set_: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last saved step.")] = False,
     init_from: Annotated[Path | None, typer.Option(help="Checkpoint to fine-tune on the recipe's text.")] = None,

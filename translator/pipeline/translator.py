@@ -143,25 +143,37 @@ class Translator:
                     yield before + part
                     before, started = "", True
 
-    def score(self, sources: Sequence[str], targets: Sequence[str | list[str]]) -> list[tuple[float, int]]:
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str | list[str]],
+        *,
+        line_numbers: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[tuple[float, int]]:
         """(log-probability, tokens) of each target given its source, teacher-forced.
 
         A target is text, which is scored with its end token, or pieces as `Candidate.tokens` gives them, which are
-        scored as they are: a translation cut at its longest has no end token. Raises `UserError` for a source or target
-        longer than the model's positions.
+        scored as they are: a translation cut at its longest has no end token. `progress(done, total)` counts pairs.
+        Raises `UserError` for a source or target longer than the model's positions, which names its line, by
+        `line_numbers` or else by its place.
         """
         sources, targets = text_list(sources, "sources"), item_list(targets, "targets")
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: there must be as many of each")
+        numbers = line_numbers or range(1, len(sources) + 1)
         pairs = [
-            self._checked_pair(number, source, target)
-            for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1)
+            self._checked_pair(number, source, target if isinstance(target, str) else text_list(target, "a target"))
+            for number, source, target in zip(numbers, sources, targets, strict=True)
         ]
         results: list[tuple[float, int]] = [(0.0, 0)] * len(pairs)
-        widths = [max(len(source), len(target)) for source, target, _ in pairs]
+        widths, done = [max(len(source), len(target)) for source, target, _ in pairs], 0
         for batch in batches(widths, self.batch_tokens):
             for index, total in zip(batch, self._score_batch([pairs[index] for index in batch]), strict=True):
                 results[index] = (total, len(pairs[index][1]))
+            done += len(batch)
+            if progress:
+                progress(done, len(pairs))
         return results
 
     def decode_config(self, config: DecodeConfig | None = None, **settings: Any) -> DecodeConfig:
