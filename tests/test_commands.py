@@ -7,9 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint
@@ -17,7 +19,9 @@ from translator import __version__, cli, console
 from translator.cache import CACHE_KINDS
 from translator.checkpoint import write_checkpoint
 from translator.commands import COMMANDS
-from translator.commands.parity import spaced
+from translator.commands.parity import _renumber, spaced
+from translator.diagnostics.parity import ParityReport, report_notes
+from translator.diagnostics.tally import Check, Tally, TokenDifference
 from translator.pipeline import Translator
 
 LINES = ENGLISH[:3]
@@ -262,6 +266,16 @@ def test_a_sample_is_spaced_evenly_from_the_first_line_to_the_last() -> None:
         for most in range(1, 20):
             numbers = spaced(count, most)
             assert len(set(numbers)) == len(numbers) == min(count, most) and 1 <= min(numbers) <= max(numbers) <= count
+
+
+def test_differences_name_lines_of_the_file_and_not_of_the_sample() -> None:
+    difference = TokenDifference("uncached", 2, 0, 1, 5, 6, 0.5, 1)
+    built_in = replace(difference, line=4)
+    tally = Tally(differences=[difference, built_in])
+    report = ParityReport(4, [Check(torch.float64, "static", "greedy", tally)])
+    _renumber(report, [1, 250, 500])
+    assert [one.line for one in tally.differences] == [250, 4]
+    assert any("line 250, " in note for note in report_notes(report))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from translator.padding import pad, padding
 from translator.pipeline import Candidate, Translator
 from translator.pipeline.batching import batches
 from translator.pipeline.decoding import PieceDecoder
-from translator.search import Sentences
+from translator.search import Hypothesis, Sentences
 from translator.search.sampling import Sampler
 
 GREEDY = DecodeConfig(beam_size=1)
@@ -362,6 +362,22 @@ def test_token_sequences_that_spell_the_same_text_are_one_alternative(monkeypatc
     (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=4, n_best=3))
     assert [candidate.text for candidate in found] == ["o", "猫", "狗"]
     assert rows == [2, 4, 4], "the beam held a third text already"
+
+
+def test_alternatives_from_a_wider_search_stay_below_the_best(monkeypatch):
+    """How many alternatives are asked for must not change which translation is the best."""
+
+    def ids(*pieces: str) -> list[int]:
+        return tiny_tokenizer().ids([*pieces, "</s>"])
+
+    def search(stepper: object, sentences: object, config: DecodeConfig) -> list[list[Hypothesis]]:
+        narrow = [Hypothesis(ids("o"), -1.0, -1.0, True), Hypothesis(ids("<0x6F>"), -2.0, -2.0, True)]
+        wide = [Hypothesis(ids("狗"), -0.5, -0.5, True), *narrow, Hypothesis(ids("猫"), -3.0, -3.0, True)]
+        return [narrow if config.beam_size == 2 else wide]
+
+    monkeypatch.setattr("translator.pipeline.decoding.search", search)
+    (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=2, n_best=2))
+    assert [candidate.text for candidate in found] == ["o", "猫"]
 
 
 def test_there_may_be_fewer_alternatives_than_asked_for(monkeypatch):
