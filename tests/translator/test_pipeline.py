@@ -4,6 +4,8 @@ import dataclasses
 import logging
 import math
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -713,3 +715,23 @@ def test_settings_may_be_given_by_name_and_are_checked():
         translator.translate(lines, beam_sise=3)
     with pytest.raises(UserError, match="n_best 3 is more than beam_size 2"):
         list(translator.stream("One.", beam_size=2, n_best=3))
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_translator_serves_several_threads_at_once():
+    """Each thread gets what it would get alone, whatever the others ask for."""
+    translator = translator64()
+    asked = [(RAGGED[:6], GREEDY), (ENGLISH[:5], BEAM), (RAGGED[4:9], SAMPLING), (ENGLISH[4:8], SHORT)] * 3
+    expected = [translator.candidates(lines, config) for lines, config in asked]
+    start = threading.Barrier(4)
+
+    def ask(lines: list[str], config: DecodeConfig) -> list[list[Candidate]]:
+        start.wait(timeout=60)
+        return translator.candidates(lines, config)
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = list(pool.map(ask, *zip(*asked, strict=True)))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine, theirs)

@@ -44,7 +44,7 @@ class Candidate:
 
 
 class Translator:
-    """A checkpoint ready to translate.
+    """A checkpoint ready to translate. One serves several threads at once: nothing in it changes by translating.
 
     `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind;
     raises `UserError` for an unknown one. Lines, sources, targets and prefixes are lists of texts everywhere: a single
