@@ -171,7 +171,7 @@ def swap(folder: Path, end: Callable[[], None]) -> None:
     for point in itertools.count(step=1 if end is die else 3):
         run = Path(shutil.copytree(folder / "whole", folder / f"swap{point}"))
         ended = in_a_fork(partial(replace, run, point))
-        assert in_a_fork(partial(check, run)) == 0, f"point {point}"
+        check(run)  # reads files only, so it may do so here
         if ended == 0:
             break
         assert ended == (-signal.SIGKILL if end is die else REFUSED), f"point {point}: ended with {ended}"
