@@ -1,11 +1,15 @@
 """Every figure that a table prints stands under the heading that says what it is."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from rich.table import Table
+from sacrebleu.metrics import BLEU, CHRF
+from typer.testing import CliRunner
 
+from translator import cli
 from translator.cache import DecoderCache
 from translator.diagnostics.faults import Fault
 from translator.diagnostics.latency import LatencySettings
@@ -140,3 +144,20 @@ def test_ahead_from_is_the_first_token_that_stays_ahead(values: list[float], exp
     one = arm("static", start=1.0, scale=1.0)
     one.ratio = values
     assert one.ahead_from == expected
+
+
+def test_evaluate_prints_each_score_with_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "found").write_text("the cat sat on the mat\na dog barked loudly\n", encoding="utf-8")
+    (tmp_path / "wanted").write_text("the cat sat on a mat\na dog barks loudly\n", encoding="utf-8")
+    arguments = ["evaluate", "--hypotheses", tmp_path / "found", "--reference", tmp_path / "wanted"]
+    result = CliRunner().invoke(cli.app, [*map(str, arguments), "--target-language", "en"])
+    bleu, chrf = (
+        metric.corpus_score(
+            ["the cat sat on the mat", "a dog barked loudly"], [["the cat sat on a mat", "a dog barks loudly"]]
+        ).score
+        for metric in (BLEU(), CHRF())
+    )
+    assert abs(bleu - chrf) > 1
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"BLEU {bleu:.2f}  nrefs:1|case:mixed|eff:no|tok:13a")
+    assert second.startswith(f"chrF {chrf:.2f}  nrefs:1|case:mixed|eff:yes|nc:6")
