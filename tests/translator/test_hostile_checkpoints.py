@@ -3,6 +3,7 @@
 They are read in a child process with little memory and time: a reader that believes a file doesn't come back.
 """
 
+import copy
 import json
 import os
 import random
@@ -21,6 +22,9 @@ import torch
 from tests.helpers import tiny_checkpoint
 from translator.checkpoint import read_checkpoint, write_checkpoint
 from translator.config import LARGEST_POSITIONS, DecodeConfig, ModelConfig
+from translator.diagnostics.latency import profile_latency
+from translator.diagnostics.latency_arms import LatencySettings
+from translator.diagnostics.parity import check_parity
 from translator.errors import UserError
 from translator.pipeline import Translator
 
@@ -303,6 +307,19 @@ def test_a_model_that_gives_nan_is_named_as_such_by_every_search(config: DecodeC
         lambda: translator.translate(["Where is it?"], config),
         lambda: list(translator.stream("Where is it?", config)),
         lambda: translator.score(["a"], ["b"]),
+    ):
+        with pytest.raises(UserError, match="the model gives NaN instead of probabilities"):
+            call()
+
+
+def test_a_model_that_gives_nan_later_on_is_named_as_such_by_both_proofs() -> None:
+    checkpoint = tiny_checkpoint()
+    checkpoint.model = copy.deepcopy(checkpoint.model)
+    with torch.no_grad():
+        checkpoint.model.target_positions.weight[5] = 3e38  # the first positions are in order
+    for call in (
+        lambda: check_parity(checkpoint, max_tokens=8),
+        lambda: profile_latency(checkpoint.model, LatencySettings(tokens=8, repeats=1)),
     ):
         with pytest.raises(UserError, match="the model gives NaN instead of probabilities"):
             call()

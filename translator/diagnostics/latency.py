@@ -34,6 +34,7 @@ from translator.diagnostics.latency_arms import UNCACHED, Arm, LatencySettings, 
 from translator.diagnostics.latency_report import ArmLatency, LatencyReport, machine_facts
 from translator.errors import UserError
 from translator.model import TranslationModel
+from translator.search.base import check_finite
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # Two arms may pick different tokens only where the reference's logits are this close, relative to the largest.
@@ -52,8 +53,8 @@ def profile_latency(
 ) -> LatencyReport:
     """Times every arm of `settings` on `model`, which is left as it was; `progress(done, total)` counts passes.
 
-    Raises `UserError` for lengths past the model's positions or a device that isn't there, `ArmsDisagree` when arms do
-    not pick the same tokens.
+    Raises `UserError` for lengths past the model's positions, a device that isn't there or a model that gives NaN,
+    `ArmsDisagree` when arms do not pick the same tokens.
     """
     _check_fits(model, settings)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
@@ -85,6 +86,7 @@ def _agree(
         arm.start()
     for t in range(settings.tokens):
         logits = leader.step(tokens, t)
+        check_finite(logits)
         picks = logits.argmax(-1)
         for name, arm in others:
             other = arm.step(tokens, t).argmax(-1)

@@ -15,6 +15,7 @@ from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
 from translator.diagnostics.tally import TOLERANCES, Check, Tally, TokenDifference
 from translator.errors import UserError
 from translator.model import TranslationModel
+from translator.search.base import check_finite
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 BATCH = 12
@@ -81,7 +82,8 @@ def check_parity(
     """Compares cached decoding of `lines` with both references, for each container and each of `DTYPES`.
 
     Fewer than six lines get the built-in ones for company, so that batches are ragged. Targets have at most
-    `max_tokens` tokens. Raises `UserError` for a beam below 3, an unknown kind, or a model too short to be tested.
+    `max_tokens` tokens. Raises `UserError` for a beam below 3, an unknown kind, a model too short to be tested, or one
+    that gives NaN.
     """
     config, tokenizer = checkpoint.model.config, checkpoint.tokenizer
     if beam_size < SHORTEST_BEAM:
@@ -107,6 +109,11 @@ def check_parity(
                 longest=min(max_tokens, config.max_positions),
                 first_line=start + 1,
             )
+            # What PyTorch's own decoder can't compute is no fault of a cache.
+            rows = [
+                (index, tuple(bench.tokens[index, : bench.longest].tolist())) for index in range(len(bench.sources))
+            ]
+            check_finite(bench.logits("torch", rows, 0))
             for key, scenario in plan.items():
                 run(scenario, bench, tallies[key])
                 done += 1
