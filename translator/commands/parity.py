@@ -38,7 +38,10 @@ def run(
     beam_size: Annotated[
         int | None,
         typer.Option(
-            "--beam-size", max=MOST_ROWS, help=f"Beams of the beam search compared, 3 or more; {BEAMS} by default."
+            "--beam-size",
+            min=1,
+            max=MOST_ROWS,
+            help=f"Beams of the beam search compared, 3 or more; {BEAMS} by default.",
         ),
     ] = None,
     self_test: Annotated[
