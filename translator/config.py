@@ -138,6 +138,7 @@ def parse(cls: type[T], values: object, *, where: str) -> T:
         raise UserError(f"{where}: {_describe(error, cls)}") from None
 
 
+MOST_KEYS = 20  # unknown keys that are named; looking for the nearest known one takes time
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
 
@@ -158,13 +159,15 @@ def _describe(error: ValidationError, cls: type) -> str:
 
 
 def _describe_unknown(places: list[tuple[int | str, ...]], cls: type) -> str:
-    """All unknown keys, each with the nearest known one, and what their sections know."""
+    """Unknown keys, `MOST_KEYS` of them at most, each with the nearest known one, and what their sections know."""
     told = []
-    for place in places:
+    for place in places[:MOST_KEYS]:
         key, here = ".".join(map(str, place))[:80], ".".join(map(str, place[:-1]))
         near = _nearest(str(place[-1])[:80], here, _paths(cls))
         told.append(f"{key!r}" + (f"; did you mean {near!r}?" if near else ""))
-    sections = dict.fromkeys(place[:-1] for place in places)
+    if len(places) > MOST_KEYS:
+        told.append(f"and {len(places) - MOST_KEYS:,} more")
+    sections = dict.fromkeys(place[:-1] for place in places[:MOST_KEYS])
     valid = [
         f"[{'.'.join(map(str, section))}] knows: {', '.join(keys)}" if section else f"known: {', '.join(keys)}"
         for section in sections
