@@ -80,8 +80,9 @@ def test_there_are_commands_for_every_subcommand() -> None:
 @NEEDS_MODEL
 def test_python_runs() -> None:
     assert blocks("python")
+    names: dict[str, object] = {}  # one for all: later blocks go on where earlier ones stopped
     for code in blocks("python"):
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, "README.md", "exec"), names)
 
 
 def test_files_it_links_to_exist() -> None:

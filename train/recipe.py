@@ -54,6 +54,7 @@ class ModelSection:
     activation: str | None = None
     layer_norm_eps: float | None = None
     positions: str | None = None
+    attention: str | None = None
     max_positions: int | None = None
 
     @model_validator(mode="after")

@@ -27,7 +27,8 @@ LARGEST_JSON = 1 << 20  # bytes of a settings file
 class ModelConfig:
     """Shape of a `TranslationModel`; names are those of `torch.nn.Transformer`.
 
-    `vocab_size` is V, `d_model` D, `nhead` H. `max_positions` bounds both the source and the target length, in
+    `vocab_size` is V, `d_model` D, `nhead` H. `attention` names the decoder's self-attention structure, one of
+    `translator.attention.STRUCTURES`. `max_positions` bounds both the source and the target length, in
     tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
 
     The upper bounds are about twice the largest encoder-decoder models published (XLM-V's 1,000,002 pieces, T5-11B's
@@ -44,6 +45,7 @@ class ModelConfig:
     activation: Literal["relu", "gelu"] = "relu"
     layer_norm_eps: float = Field(default=1e-5, gt=0, le=1)
     positions: Literal["learned", "sinusoidal"] = "learned"
+    attention: str = Field(default="multihead", max_length=64)
     max_positions: int = Field(default=256, ge=4, le=MOST_POSITIONS)
 
     @model_validator(mode="after")

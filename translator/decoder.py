@@ -1,21 +1,17 @@
 """`CachedDecoder`: the stack of layers, `nn.TransformerDecoder`'s `state_dict` and training, and steps with a cache."""
 
-from collections.abc import Iterable
-from typing import cast, overload
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.cache import DecoderCache
-from translator.decoder_layer import (
-    CachedDecoderLayer,
-    LayerMasks,
-    as_batch,
-    as_given,
-    batched_padding,
-    training_masks,
-)
-from translator.masks import merge_masks, padding_visible, restrict
+from translator.attention.masks import merge_masks, padding_visible
+from translator.cache import CacheSpec, DecoderCache, SourceState
+from translator.decoder_layer import CachedDecoderLayer, as_batch, as_given, batched_padding, full_pass
+from translator.engine.operations import EagerOperations, Operations
 from translator.plain import check_plain
 
 
@@ -35,7 +31,7 @@ class CachedDecoder(nn.Module):
             raise ValueError("a decoder needs at least one layer")
         first = self.stack[0]
         self.batch_first = first.batch_first  # whether inputs are (B, T, D); else (T, B, D)
-        self.num_heads = first.self_attn.num_heads
+        self.num_heads = first.multihead_attn.num_heads
 
     @overload
     @classmethod
@@ -59,6 +55,10 @@ class CachedDecoder(nn.Module):
         decoder.training = module.training
         return decoder
 
+    def operations(self) -> list[Operations]:
+        """The plain operations of each layer, on its parameters as they are: training, and the reference."""
+        return [EagerOperations(layer) for layer in self.layers]
+
     @property
     def stack(self) -> list[CachedDecoderLayer]:
         """`layers`, with their type."""
@@ -69,22 +69,24 @@ class CachedDecoder(nn.Module):
         self,
         memory: Tensor,
         memory_key_padding_mask: Tensor | None = None,
-        kind: str = "dynamic",
-        capacity: int | None = None,
-        beams: int = 1,
+        spec: CacheSpec | None = None,
+        *,
+        operations: Sequence[Operations] | None = None,
+        **options: Any,
     ) -> DecoderCache:
         """An empty cache for the sentences of `memory` `(B, S, D)` (`(S, B, D)` unless `batch_first`).
 
-        `memory_key_padding_mask` `(B, S)`, True = padding, holds for every step. `kind` is `"dynamic"` (grows) or
-        `"static"` (`capacity` tokens a row, allocated now, `CacheFullError` beyond). `beams` rows are kept for each
-        sentence, row `b * beams + k`; K and V of the source stay one a sentence. Raises `ValueError` for shapes that
-        don't fit, an unknown kind or a missing capacity, and `RuntimeError` when the module this decoder was made from
-        has got other parameters since.
+        `memory_key_padding_mask` `(B, S)`, True = padding, holds for every step. A `CacheSpec`, or its fields by name,
+        say how to keep what is decoded: `kind="dynamic"` grows, `kind="static"` has `capacity` tokens a row, allocated
+        now (`CacheFullError` beyond); `beams` rows are kept for each sentence, row `b * beams + k`, and K and V of the
+        source stay one a sentence. `operations` are an engine's, one for each layer. Raises `ValueError` for shapes
+        that don't fit, an unknown kind or a missing capacity, and `RuntimeError` when the module this decoder was made
+        from has got other parts since.
         """
         self._check_shared()
         source = as_batch(memory, self.batch_first)
         layers = self.stack
-        width = layers[0].self_attn.embed_dim
+        width = layers[0].multihead_attn.embed_dim
         if source.shape[-1] != width:
             raise ValueError(f"memory is {source.shape[-1]} wide and the decoder {width}")
         if memory.dim() == 2 and memory_key_padding_mask is not None and memory_key_padding_mask.dim() == 1:
@@ -92,10 +94,27 @@ class CachedDecoder(nn.Module):
         visible = padding_visible(memory_key_padding_mask, source.shape[0], source.shape[1])
         if visible is not None:  # an encoder may leave NaN at padding, and a mask alone doesn't stop it
             source = source.masked_fill(~visible.unsqueeze(-1), 0)
-        cross = [layer.cross_kv(source) for layer in layers]
-        if source.shape[0] > 1:  # pays in attention after a few steps; for one sentence it would delay the first token
-            cross = [(k.contiguous(), v.contiguous()) for k, v in cross]
-        return DecoderCache.build(cross, kind=kind, capacity=capacity, beams=beams, source_visible=visible)
+        if spec is not None and options:
+            raise TypeError(f"start() got a spec and {', '.join(options)} beside it; one of the two says it all")
+        spec = spec or CacheSpec(**options)
+        if spec.dtype is None and torch.is_autocast_enabled(source.device.type):
+            spec = replace(spec, dtype=torch.get_autocast_dtype(source.device.type))
+        operations = operations or self.operations()
+        B, S = source.shape[:2]
+        slots = spec.sentences or B
+        sources = []
+        for layer, ops in zip(layers, operations, strict=True):
+            k, v = layer.multihead_attn.source_kv(source, ops.of("multihead_attn"))
+            if spec.dtype is not None:
+                k, v = k.to(spec.dtype), v.to(spec.dtype)
+            if B > 1:  # pays in attention after a few steps; for one sentence it would delay the first token
+                k, v = k.contiguous(), v.contiguous()
+            sources.append(SourceState(k, v, sentences=spec.sentences, capacity=spec.source_capacity))
+        states = [layer.self_attn.new_state(spec, slots * spec.beams) for layer in layers]
+        if slots > B:  # empty slots have no source to see
+            known = source.new_ones((B, S), dtype=torch.bool) if visible is None else visible
+            visible = F.pad(known, (0, 0, 0, slots - B))
+        return DecoderCache(states, sources, spec, batch_size=slots, source_visible=visible)
 
     def forward(
         self,
@@ -120,10 +139,11 @@ class CachedDecoder(nn.Module):
         if isinstance(memory, DecoderCache):
             if memory_mask is not None or memory_key_padding_mask is not None:
                 raise ValueError("with a cache, source masks are given once, to start()")
-            return as_given(self._step(x, memory, tgt_mask, tgt_key_padding_mask), tgt, self.batch_first)
+            hidden = self.step(x, memory, self.operations(), tgt_mask, tgt_key_padding_mask)
+            return as_given(hidden, tgt, self.batch_first)
         self._check_shared()
         source = as_batch(memory, self.batch_first)
-        masks = training_masks(
+        whole = full_pass(
             self.num_heads,
             x,
             source,
@@ -131,17 +151,23 @@ class CachedDecoder(nn.Module):
             (memory_mask, memory_key_padding_mask, memory_is_causal),
         )
         for layer in self.stack:
-            x = layer.run(x, source, masks)
+            x = layer.run(x, whole, EagerOperations(layer))
         return as_given(x if self.norm is None else self.norm(x), tgt, self.batch_first)
 
     @torch.no_grad()
-    def _step(
-        self, x: Tensor, cache: DecoderCache, tgt_mask: Tensor | None, tgt_key_padding_mask: Tensor | None
+    def step(
+        self,
+        x: Tensor,
+        cache: DecoderCache,
+        operations: Sequence[Operations],
+        tgt_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        if x.shape[0] != cache.rows or len(cache.layers) != len(self.layers):
+        """The cached step of `forward`, batch first, on an engine's `operations`, one for each layer."""
+        if x.shape[0] != cache.rows or len(cache.states) != len(self.layers):
             raise ValueError(
                 f"the step has {x.shape[0]} rows and {len(self.layers)} layers; the cache holds "
-                f"{cache.rows} rows ({cache.batch_size} sentences of {cache.beams}) and {len(cache.layers)} layers"
+                f"{cache.rows} rows ({cache.batch_size} sentences of {cache.beams}) and {len(cache.states)} layers"
             )
         self._check_shared()
         self._check_repeatable()
@@ -149,13 +175,9 @@ class CachedDecoder(nn.Module):
         past, T = cache.length, x.shape[1]
         shape = (x.shape[0], self.num_heads, T, past + T)
         given, _ = merge_masks(tgt_mask, batched_padding(tgt_key_padding_mask), shape, x.dtype, past=past)
-        step = cache.begin(T)
-        if given is None:
-            masks = LayerMasks(step.mask, step.is_causal, step.source_mask)
-        else:
-            masks = LayerMasks(restrict(given, step.mask, step.is_causal, T), False, step.source_mask)
-        for layer, layer_step in zip(self.stack, step.layers, strict=True):
-            x = layer.run(x, layer_step, masks)
+        step = cache.begin(T, given)
+        for layer, layer_step, ops in zip(self.stack, step.layers, operations, strict=True):
+            x = layer.run(x, layer_step, ops)
         x = x if self.norm is None else self.norm(x)
         cache.commit(step)
         return x

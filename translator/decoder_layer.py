@@ -1,44 +1,19 @@
 """`CachedDecoderLayer`: a drop-in for `nn.TransformerDecoderLayer`.
 
-One code path serves training and stepping. What differs is where K and V come from: the input itself and the encoder
-output, or a `LayerStep` of a cache.
+One code path serves training and stepping. What differs is the step it runs on: a pass over whole sequences, whose K
+and V come from the input itself and the encoder output, or a `LayerStep` of a cache.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import CachedMultiheadAttention, attend, merge_heads, split_heads
-from translator.cache import LayerStep
-from translator.masks import merge_masks
+from translator.attention import AttentionStep, CachedMultiheadAttention, FullPass, Product, Structure
+from translator.attention.masks import merge_masks
+from translator.engine.operations import Activation, EagerOperations, Operations
 from translator.plain import check_plain_layer
-
-Projection = Callable[[Tensor], Tensor]
-Activation = Callable[[Tensor], Tensor]
-
-
-class LayerProjections(NamedTuple):
-    """The matrix products of one layer by name. Training gives views of the packed weights; a faster form of the same
-    weights is another object of this type, and the layer's code stays the one below."""
-
-    qkv: Projection
-    out: Projection
-    cross_q: Projection
-    cross_kv: Projection
-    cross_out: Projection
-    ffn_in: Projection
-    ffn_out: Projection
-
-
-class LayerMasks(NamedTuple):
-    """Masks of both attentions in `scaled_dot_product_attention`'s polarity, the same for every layer."""
-
-    self_attn: Tensor | None
-    self_is_causal: bool
-    cross_attn: Tensor | None
 
 
 def activation_function(activation: str | Activation) -> Activation:
@@ -68,19 +43,23 @@ class CachedDecoderLayer(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        structure: type[Structure] | None = None,
     ) -> None:
+        """The arguments of `nn.TransformerDecoderLayer`, and the self-attention's `structure` where it is another."""
         super().__init__()
-        factory = {"bias": bias, "device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.batch_first = batch_first
         self.norm_first = norm_first
-        self.self_attn = CachedMultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **factory)  # type: ignore[arg-type]
-        self.multihead_attn = CachedMultiheadAttention(d_model, nhead, dropout, batch_first=batch_first, **factory)  # type: ignore[arg-type]
-        self.linear1 = nn.Linear(d_model, dim_feedforward, **factory)  # type: ignore[arg-type]
+        heads: dict[str, Any] = {"dropout": dropout, "batch_first": batch_first, **factory}
+        self.self_attn: Structure = (structure or CachedMultiheadAttention)(d_model, nhead, **heads)
+        self.multihead_attn = CachedMultiheadAttention(d_model, nhead, **heads)
+        self.linear1 = nn.Linear(d_model, dim_feedforward, **factory)
         self.dropout: nn.Module = nn.Dropout(dropout)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, **factory)  # type: ignore[arg-type]
-        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)  # type: ignore[arg-type]
-        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)  # type: ignore[arg-type]
-        self.norm3 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)  # type: ignore[arg-type]
+        self.linear2 = nn.Linear(dim_feedforward, d_model, **factory)
+        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)
+        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)
+        self.norm3 = nn.LayerNorm(d_model, eps=layer_norm_eps, **factory)
         self.dropout1: nn.Module = nn.Dropout(dropout)
         self.dropout2: nn.Module = nn.Dropout(dropout)
         self.dropout3: nn.Module = nn.Dropout(dropout)
@@ -142,18 +121,6 @@ class CachedDecoderLayer(nn.Module):
                     return f"{name}.{packed}"
         return None
 
-    def projections(self) -> LayerProjections:
-        """The plain form of this layer's matrix products: views of the packed weights, linear layers as they are."""
-        return LayerProjections(
-            qkv=self.self_attn.qkv,
-            out=self.self_attn.out_proj,
-            cross_q=self.multihead_attn.q,
-            cross_kv=self.multihead_attn.kv,
-            cross_out=self.multihead_attn.out_proj,
-            ffn_in=self.linear1,
-            ffn_out=self.linear2,
-        )
-
     def forward(
         self,
         tgt: Tensor,
@@ -169,14 +136,14 @@ class CachedDecoderLayer(nn.Module):
         first unless `batch_first`, or unbatched), masks with True = hidden. To step with a cache use `CachedDecoder`.
         """
         x, source = as_batch(tgt, self.batch_first), as_batch(memory, self.batch_first)
-        masks = training_masks(
-            self.self_attn.num_heads,
+        whole = full_pass(
+            self.multihead_attn.num_heads,
             x,
             source,
             (tgt_mask, tgt_key_padding_mask, tgt_is_causal),
             (memory_mask, memory_key_padding_mask, memory_is_causal),
         )
-        return as_given(self.run(x, source, masks), tgt, self.batch_first)
+        return as_given(self.run(x, whole, EagerOperations(self)), tgt, self.batch_first)
 
     def dropout_is_active(self) -> bool:
         """Whether two equal calls would give different results: some dropout module is in training mode."""
@@ -184,71 +151,47 @@ class CachedDecoderLayer(nn.Module):
             module = self._modules[name]
             if module.training and module.p:  # type: ignore[union-attr]
                 return True
-        return self.self_attn.dropout_is_active() or self.multihead_attn.dropout_is_active()
+        return any(attention.training and attention.dropout for attention in (self.self_attn, self.multihead_attn))
 
-    def run(
-        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections | None = None
-    ) -> Tensor:
-        """The layer itself, batch first: `x` `(rows, T, D)`, `source` the memory `(B, S, D)` or a step of a cache."""
-        proj = proj or self.projections()
+    def run(self, x: Tensor, step: AttentionStep, ops: Operations) -> Tensor:
+        """The layer itself, `x` `(rows, T, D)`; `step` is a whole pass or this layer's share of a cached one."""
+        self_attn, cross_attn = ops.of("self_attn"), ops.of("multihead_attn")
         if self.norm_first:
-            x = x + self.dropout1(self._self_attention(self.norm1(x), source, masks, proj))
-            x = x + self.dropout2(self._cross_attention(self.norm2(x), source, masks, proj))
-            return x + self.dropout3(self._feed_forward(self.norm3(x), proj))
-        x = self.norm1(x + self.dropout1(self._self_attention(x, source, masks, proj)))
-        x = self.norm2(x + self.dropout2(self._cross_attention(x, source, masks, proj)))
-        return self.norm3(x + self.dropout3(self._feed_forward(x, proj)))
+            x = self.self_attn.attend(x, step, self_attn, norm="norm1", dropout="dropout1", residual=x)
+            x = self.multihead_attn.attend_source(x, step, cross_attn, norm="norm2", dropout="dropout2", residual=x)
+            hidden = ops.product("linear1", x, norm="norm3", activation=self.activation, dropout="dropout")
+            return ops.product("linear2", hidden, dropout="dropout3", residual=x)
+        x = ops.norm("norm1", self.self_attn.attend(x, step, self_attn, dropout="dropout1", residual=x))
+        x = self.multihead_attn.attend_source(x, step, cross_attn, dropout="dropout2", residual=x)
+        x = ops.norm("norm2", x)
+        hidden = ops.product("linear1", x, activation=self.activation, dropout="dropout")
+        return ops.norm("norm3", ops.product("linear2", hidden, dropout="dropout3", residual=x))
 
-    def _self_attention(
-        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections
-    ) -> Tensor:
-        heads = self.self_attn.num_heads
-        q, k, v = (split_heads(part, heads) for part in proj.qkv(x).chunk(3, dim=-1))
-        if isinstance(source, LayerStep):
-            k, v = source.update(k, v)
-        dropout = self.self_attn.dropout_now()
-        return proj.out(merge_heads(attend(q, k, v, masks.self_attn, masks.self_is_causal, dropout)))
-
-    def _cross_attention(
-        self, x: Tensor, source: Tensor | LayerStep, masks: LayerMasks, proj: LayerProjections
-    ) -> Tensor:
-        if isinstance(source, LayerStep):
-            k, v = source.cache.cross_attn.k, source.cache.cross_attn.v
-        else:
-            k, v = self.cross_kv(source, proj)
-        # The K beams of a sentence are K * T query rows against one copy of its keys: (B * K, T, D) -> (B, K * T, D).
-        beams = x.shape[0] // max(k.shape[0], 1)
-        q = proj.cross_q(x).view(k.shape[0], beams * x.shape[1], x.shape[2])
-        q = split_heads(q, self.multihead_attn.num_heads)
-        dropout = self.multihead_attn.dropout_now()
-        attended = attend(q, k, v, masks.cross_attn, dropout=dropout)
-        return proj.cross_out(merge_heads(attended).view_as(x))
-
-    def cross_kv(self, memory: Tensor, proj: LayerProjections | None = None) -> tuple[Tensor, Tensor]:
-        """K and V of the encoder output `(B, S, D)`, each `(B, H, S, D_head)`."""
-        k, v = (self.multihead_attn.kv if proj is None else proj.cross_kv)(memory).chunk(2, dim=-1)
-        heads = self.multihead_attn.num_heads
-        return split_heads(k, heads), split_heads(v, heads)
-
-    def _feed_forward(self, x: Tensor, proj: LayerProjections) -> Tensor:
-        return proj.ffn_out(self.dropout(self.activation(proj.ffn_in(x))))
+    def products(self) -> dict[str, Product]:
+        """Weight and bias of every product, by part and name: what an engine prepares."""
+        cross = self.multihead_attn.products()
+        return {
+            **{f"self_attn.{name}": product for name, product in self.self_attn.products().items()},
+            **{f"multihead_attn.{name}": cross[name] for name in ("q", "kv", "out_proj")},
+            "linear1": (self.linear1.weight, self.linear1.bias),
+            "linear2": (self.linear2.weight, self.linear2.bias),
+        }
 
 
 MaskTriple = tuple[Tensor | None, Tensor | None, bool]
 
 
-def training_masks(heads: int, x: Tensor, source: Tensor, tgt: MaskTriple, memory: MaskTriple) -> LayerMasks:
-    """Both attentions' masks for `x` `(B, T, D)` and `source` `(B, S, D)`, from (mask, key padding, causal) of each."""
+def full_pass(heads: int, x: Tensor, source: Tensor, tgt: MaskTriple, memory: MaskTriple) -> FullPass:
+    """A pass of `x` `(B, T, D)` over `source` `(B, S, D)` under (mask, key padding, causal) of both attentions."""
     if x.shape[0] != source.shape[0]:
         raise ValueError(f"tgt has {x.shape[0]} rows and memory {source.shape[0]}")
     if memory[2] and memory[0] is None:
         raise ValueError("memory_is_causal is a hint about memory_mask and needs one")
     B, T, S = x.shape[0], x.shape[1], source.shape[1]
-    self_mask, self_causal = merge_masks(
-        tgt[0], batched_padding(tgt[1]), (B, heads, T, T), x.dtype, tgt[2] and tgt[0] is None
-    )
-    cross_mask, _ = merge_masks(memory[0], batched_padding(memory[1]), (B, heads, T, S), x.dtype)
-    return LayerMasks(self_mask, self_causal, cross_mask)
+    is_causal = tgt[2] and tgt[0] is None
+    mask, is_causal = merge_masks(tgt[0], batched_padding(tgt[1]), (B, heads, T, T), x.dtype, is_causal)
+    source_mask, _ = merge_masks(memory[0], batched_padding(memory[1]), (B, heads, T, S), x.dtype)
+    return FullPass(T, mask, is_causal, source, source_mask)
 
 
 def batched_padding(key_padding_mask: Tensor | None) -> Tensor | None:

@@ -4,11 +4,16 @@ PyTorch's fast path gives other values in eval mode than in training (padding ro
 raises), so training and inference share one path here.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from translator.attention import CachedMultiheadAttention
-from translator.decoder_layer import Activation, activation_function
+from translator.attention import CachedMultiheadAttention, FullPass, Product
+from translator.attention.masks import merge_masks
+from translator.decoder_layer import activation_function
+from translator.engine.operations import Activation, EagerOperations, Operations
 
 
 class EncoderLayer(nn.Module):
@@ -36,9 +41,29 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """`x` `(B, S, D)`, `key_padding_mask` `(B, S)` with True = padding → `(B, S, D)`."""
-        x = x + self.dropout1(self.self_attn.self_attention(self.norm1(x), None, key_padding_mask))
-        hidden = self.dropout(self.activation(self.linear1(self.norm2(x))))
-        return x + self.dropout2(self.linear2(hidden))
+        return self.run(x, encoder_pass(x, self.self_attn.num_heads, key_padding_mask), EagerOperations(self))
+
+    def run(self, x: Tensor, whole: FullPass, ops: Operations) -> Tensor:
+        """The layer itself, `x` `(B, S, D)`, on an engine's operations."""
+        x = self.self_attn.attend(x, whole, ops.of("self_attn"), norm="norm1", dropout="dropout1", residual=x)
+        hidden = ops.product("linear1", x, norm="norm2", activation=self.activation, dropout="dropout")
+        return ops.product("linear2", hidden, dropout="dropout2", residual=x)
+
+    def products(self) -> dict[str, Product]:
+        """Weight and bias of every product, by part and name: what an engine prepares."""
+        own = self.self_attn.products()
+        return {
+            **{f"self_attn.{name}": own[name] for name in ("qkv", "out_proj")},
+            "linear1": (self.linear1.weight, self.linear1.bias),
+            "linear2": (self.linear2.weight, self.linear2.bias),
+        }
+
+
+def encoder_pass(x: Tensor, heads: int, key_padding_mask: Tensor | None) -> FullPass:
+    """The pass of `x` `(B, S, D)` under `key_padding_mask` `(B, S)`, True = padding."""
+    B, S = x.shape[:2]
+    mask, _ = merge_masks(None, key_padding_mask, (B, heads, S, S), x.dtype)
+    return FullPass(S, mask)
 
 
 class Encoder(nn.Module):
@@ -51,10 +76,17 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """`x` `(B, S, D)`, `key_padding_mask` `(B, S)` with True = padding → `(B, S, D)`."""
+        return self.run(x, key_padding_mask, [EagerOperations(layer) for layer in self.layers])
+
+    def run(self, x: Tensor, key_padding_mask: Tensor | None, operations: Sequence[Operations]) -> Tensor:
+        """`forward` on an engine's `operations`, one for each layer."""
         if key_padding_mask is not None and not bool(key_padding_mask.any()):
             key_padding_mask = None
-        for layer in self.layers:
-            x = layer(x, key_padding_mask)
+        layers = cast(list[EncoderLayer], list(self.layers))
+        whole = encoder_pass(x, layers[0].self_attn.num_heads, key_padding_mask) if layers else None
+        for layer, ops in zip(layers, operations, strict=True):
+            assert whole is not None
+            x = layer.run(x, whole, ops)
         return self.norm(x)
 
 

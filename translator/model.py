@@ -1,18 +1,20 @@
 """`TranslationModel`: embeddings, positions, encoder, cached decoder, output projection."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import CachedMultiheadAttention
-from translator.cache import DecoderCache
+from translator.attention import STRUCTURES, Structure
+from translator.cache import CacheSpec, DecoderCache
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import CachedDecoderLayer
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer, position_table
+from translator.errors import UserError
 
 
 class TranslationModel(nn.Module):
@@ -34,7 +36,9 @@ class TranslationModel(nn.Module):
         )
         self.decoder = CachedDecoder(
             [
-                CachedDecoderLayer(*sizes, layer_norm_eps=eps, batch_first=True, norm_first=True)
+                CachedDecoderLayer(
+                    *sizes, layer_norm_eps=eps, batch_first=True, norm_first=True, structure=structure(config.attention)
+                )
                 for _ in range(config.num_decoder_layers)
             ],
             nn.LayerNorm(config.d_model, eps=eps),
@@ -55,12 +59,11 @@ class TranslationModel(nn.Module):
         self,
         memory: Tensor,
         source_key_padding_mask: Tensor | None = None,
-        kind: str = "dynamic",
-        capacity: int | None = None,
-        beams: int = 1,
+        spec: CacheSpec | None = None,
+        **options: Any,
     ) -> DecoderCache:
         """An empty cache for `memory` `(B, S, D)`; see `CachedDecoder.start`."""
-        return self.decoder.start(memory, source_key_padding_mask, kind=kind, capacity=capacity, beams=beams)
+        return self.decoder.start(memory, source_key_padding_mask, spec, **options)
 
     def decode(
         self,
@@ -103,6 +106,13 @@ class TranslationModel(nn.Module):
             raise ValueError(f"{side} of {length} tokens is longer than max_positions {self.config.max_positions}")
 
 
+def structure(name: str) -> type[Structure]:
+    """The self-attention structure of that name; raises `UserError` for an unknown one."""
+    if name not in STRUCTURES:
+        raise UserError(f"model.attention = {name!r}: unknown structure; known: {', '.join(sorted(STRUCTURES))}")
+    return STRUCTURES[name]
+
+
 class Positions(nn.Module):
     """Position vectors `(…, D)` for positions `(…)`: learned, or a fixed sinusoidal table."""
 
@@ -125,5 +135,5 @@ def _use_byte_dropout(layer: nn.Module, p: float) -> None:
     for name, module in layer.named_children():
         if isinstance(module, nn.Dropout):
             setattr(layer, name, ByteDropout(p))
-        elif isinstance(module, CachedMultiheadAttention):
+        elif isinstance(module, Structure):
             module.dropout = 0.0

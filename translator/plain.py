@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from translator.attention import CachedMultiheadAttention
+from translator.attention.multihead import CachedMultiheadAttention
 
 _LINEAR = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
 _PARTS: dict[str, tuple[type[nn.Module], ...]] = {

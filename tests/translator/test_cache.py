@@ -17,18 +17,19 @@ from translator import CachedDecoder
 from translator.cache import (
     CACHE_KINDS,
     CacheFullError,
-    CrossAttentionCache,
+    CacheSpec,
     DecoderCache,
     DynamicCache,
-    LayerCache,
-    SelfAttentionCache,
+    KeyValueState,
+    SourceState,
     Step,
     UnsupportedCacheOperation,
+    View,
 )
 
 pytestmark = pytest.mark.numeric
 D, H, FF, LAYERS, VOCABULARY, LONGEST = 16, 2, 24, 2, 13, 96
-CAPACITY = 64
+CAPACITY, BLOCK = 64, 1
 FP64 = torch.float64
 KINDS = sorted(CACHE_KINDS)
 TOLERANCE = 1e-10
@@ -82,7 +83,7 @@ class Model:
         for row, source in enumerate(sources):
             memory[row, : len(source)] = source
             padding[row, : len(source)] = False
-        options = {"capacity": CAPACITY, **options}
+        options = {"capacity": CAPACITY, "block": BLOCK, **options}
         return self.decoder.start(self.layout(memory), padding if padding.any() else None, kind=kind, **options)
 
     def step(self, ids: Tensor, cache: DecoderCache, **masks: Tensor) -> Tensor:
@@ -154,11 +155,11 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 def assert_zero_beyond_lengths(cache: DecoderCache) -> None:
-    for layer in cache.layers:
-        for buffer in (layer.self_attn.k, layer.self_attn.v):
+    for state in cache.states:
+        for buffer in (state.k, state.v):
             assert buffer.shape[0] == cache.rows
             for row, length in enumerate(cache.lengths.tolist()):
-                beyond = buffer[row, :, length : layer.self_attn.clean]  # further slots were in no view yet
+                beyond = buffer[row, :, length : state.clean]  # further slots were in no view yet
                 assert not beyond.isnan().any() and not beyond.any()
                 assert buffer[row, :, :length].abs().sum(-1).min() > 0 if length else True
 
@@ -170,9 +171,8 @@ def model() -> Model:
 
 @pytest.fixture(params=[1, 64], ids=["block 1", "block 64"])
 def block(request, monkeypatch) -> Iterator[int]:
-    """Runs a test with views of that block, whatever the decoder asks for."""
-    begin = DecoderCache.begin
-    monkeypatch.setattr(DecoderCache, "begin", lambda self, T, *, block=1: begin(self, T, block=request.param))
+    """Runs a test with views of that block."""
+    monkeypatch.setitem(globals(), "BLOCK", request.param)
     return request.param
 
 
@@ -342,8 +342,8 @@ def test_no_gradient_flows_through_a_step(kind, norm_first):
     cache = model.decoder.start(source, kind=kind, capacity=4)
     output = model.decoder(model.random(1, 2, D).requires_grad_(), cache)
     assert not output.requires_grad
-    layer = cache.layers[0]
-    assert not any(part.requires_grad for part in (layer.self_attn.k, layer.self_attn.v, layer.cross_attn.k))
+    state, source = cache.states[0], cache.sources[0]
+    assert not any(part.requires_grad for part in (state.k, state.v, source.k))
 
 
 @every_kind
@@ -475,14 +475,12 @@ def test_a_float_padding_mask_of_the_source(model, kind):
 def test_static_full_says_so_and_the_slots_left_are_usable(model):
     grid = Grid(model, [3, 4], "static", capacity=5)
     grid.step(3)
-    before = [layer.self_attn.k[:, :, :3].clone() for layer in grid.cache.layers]
+    before = [state.k[:, :, :3].clone() for state in grid.cache.states]
     for T in (3, 50):
         with pytest.raises(CacheFullError, match=rf"{3 + T} slots.*capacity is 5"):
             grid.step(T)
         assert grid.cache.lengths.tolist() == [3, 3]
-        assert all(
-            torch.equal(layer.self_attn.k[:, :, :3], k) for layer, k in zip(grid.cache.layers, before, strict=True)
-        )
+        assert all(torch.equal(state.k[:, :, :3], k) for state, k in zip(grid.cache.states, before, strict=True))
     grid.step(2)
     with pytest.raises(CacheFullError):
         grid.step(1)
@@ -492,7 +490,7 @@ def test_static_full_says_so_and_the_slots_left_are_usable(model):
 
 def test_static_is_allocated_once_and_written_in_place(model):
     grid = Grid(model, [3, 4], "static", capacity=20, beams=2)
-    addresses = [(layer.self_attn.k.data_ptr(), layer.self_attn.v.data_ptr()) for layer in grid.cache.layers]
+    addresses = [(state.k.data_ptr(), state.v.data_ptr()) for state in grid.cache.states]
     grid.step(3)
     grid.reorder([[1, 0], [1, 1]])
     grid.step(9)
@@ -501,7 +499,7 @@ def test_static_is_allocated_once_and_written_in_place(model):
     grid.compact([1])
     grid.step(2)
     grid.cache.reset()
-    assert addresses == [(layer.self_attn.k.data_ptr(), layer.self_attn.v.data_ptr()) for layer in grid.cache.layers]
+    assert addresses == [(state.k.data_ptr(), state.v.data_ptr()) for state in grid.cache.states]
 
 
 def test_dynamic_grows_past_any_first_guess(model, block):
@@ -642,7 +640,7 @@ def test_beams_from_the_start_are_rows_of_one_source(model, kind):
     grid = Grid(model, [4, 2], kind, beams=4)
     for size in (1, 3, 1):
         grid.step(size)
-    cross = grid.cache.layers[0].cross_attn
+    cross = grid.cache.sources[0]
     assert cross.k.shape == cross.v.shape == (2, H, 4, D // H)
 
 
@@ -788,10 +786,10 @@ def test_admit_refuses_what_does_not_fit(model, kind):
     grid.step(2)
     narrow = CachedDecoder([model.decoder.layers[0]])
     cases = [
-        (2, model.start(model.sources(3), kind), "slot 2"),
-        (-1, model.start(model.sources(3), kind), "slot -1"),
-        (0, model.start(model.sources(3, 3), kind), "one sentence"),
-        (0, model.start(model.sources(3), kind, beams=3), "one sentence"),
+        (2, model.start(model.sources(3), kind), r"slots \[2\]"),
+        (-1, model.start(model.sources(3), kind), r"slots \[-1\]"),
+        (0, model.start(model.sources(3, 3), kind), "1 sentences of 1 or 2 beams"),
+        (0, model.start(model.sources(3), kind, beams=3), "1 sentences of 1 or 2 beams"),
         (0, narrow.start(model.random(1, 3, D), kind=kind, capacity=8), "layers"),
     ]
     for slot, source, message in cases:
@@ -897,11 +895,11 @@ def test_any_sequence_of_operations(kind, seed):
 
 @every_kind
 def test_views_are_whole_blocks_with_a_zero_tail(model, kind):
-    cache = model.start(model.sources(3, 3), kind, capacity=100)
-    for past, T, visible in ((0, 3, 64), (3, 61, 64), (64, 1, 100 if kind == "static" else 128)):
+    cache = model.start(model.sources(3, 3), kind, capacity=100, block=64)
+    for past, T, visible in ((0, 3, 64), (3, 61, 64), (64, 1, 128)):
         assert cache.length == past
-        step = cache.begin(T, block=64)
-        assert step.visible == visible
+        step = cache.begin(T)
+        assert {layer.view.visible for layer in step.layers} == {visible}
         new = model.random(2, H, T, D // H)
         for layer in step.layers:
             k, v = layer.update(new, new + 1)
@@ -962,22 +960,22 @@ def test_start_refuses_a_memory_or_padding_of_another_shape(model):
         model.decoder.start(model.random(2, 3, D), torch.zeros(1, 3, dtype=torch.bool))
 
 
-class Bare(SelfAttentionCache):
+class Bare(KeyValueState):
     """A container that appends and shows, and can do nothing else."""
 
     kind = "bare"
 
     def __init__(self) -> None:
-        self.inner = DynamicCache(2, torch.zeros(2, H, 1, D // H, dtype=FP64))
+        self.inner = DynamicCache(CacheSpec(), 2, H, D // H, dtype=FP64)
 
-    def reserve(self, length: int, block: int) -> int:
-        return self.inner.reserve(length, block)
+    def begin(self, step: Step) -> View:
+        return self.inner.begin(step)
 
-    def append(self, k: Tensor, v: Tensor, step: Step) -> None:
-        self.inner.append(k, v, step)
+    def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
+        self.inner.append(k, v, step, view)
 
-    def view(self, step: Step) -> tuple[Tensor, Tensor]:
-        return self.inner.view(step)
+    def shown(self, view: View) -> tuple[Tensor, Tensor]:
+        return self.inner.shown(view)
 
     @property
     def nbytes(self) -> int:
@@ -998,8 +996,7 @@ OPERATIONS = {
 def test_what_a_container_cannot_do_it_refuses_by_name(model, operation):
     grid = (1, 2) if operation == "reorder" else (2, 1)
     cross = model.start(model.sources(*[3] * grid[0]), "dynamic")
-    layers = [LayerCache(Bare(), layer.cross_attn) for layer in cross.layers]
-    cache = DecoderCache(layers, batch_size=grid[0], beams=grid[1])
+    cache = DecoderCache([Bare(), Bare()], cross.sources, CacheSpec(beams=grid[1]), batch_size=grid[0])
     step = cache.begin(2)
     new = model.random(2, H, 2, D // H)
     for layer in step.layers:
@@ -1013,8 +1010,8 @@ def test_what_a_container_cannot_do_it_refuses_by_name(model, operation):
 @pytest.mark.parametrize("container", [None, (torch.zeros(1), torch.zeros(1)), nn.Identity()])
 def test_what_is_no_container_is_refused(container):
     empty = torch.zeros(1, H, 1, D // H)
-    with pytest.raises(TypeError, match=f"layer 0: {type(container).__name__} is not a SelfAttentionCache"):
-        DecoderCache([LayerCache(container, CrossAttentionCache(empty, empty))], batch_size=1)
+    with pytest.raises(TypeError, match=f"layer 0: {type(container).__name__} is not a LayerState"):
+        DecoderCache([container], [SourceState(empty, empty)], CacheSpec(), batch_size=1)
 
 
 @every_kind
@@ -1023,7 +1020,7 @@ def test_a_dropped_cache_is_freed_at_once_not_when_the_garbage_collector_comes(m
     try:
         cache = model.decoder.start(model.random(1, 3, D), kind=kind, capacity=4)
         model.decoder(model.random(1, 1, D), cache)
-        kept = [weakref.ref(cache), *(weakref.ref(layer.self_attn) for layer in cache.layers)]
+        kept = [weakref.ref(cache), *(weakref.ref(state) for state in cache.states)]
         del cache
         assert not any(reference() for reference in kept)
     finally:

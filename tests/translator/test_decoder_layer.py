@@ -637,7 +637,6 @@ def test_packed_weights_are_split_by_views():
     for training in (True, False):
         attention.train(training)
         assert attention.in_proj_weight.data_ptr() == before
-    assert torch.allclose(
-        attention.self_attention(x, None, None, is_causal=True),
-        attention.self_attention(x, torch.ones(3, 3).triu(1) != 0, None),
-    )
+    for name, (weight, bias) in attention.products().items():
+        assert torch.allclose(F.linear(x, weight, bias), getattr(attention, name)(x)), name
+        assert weight.untyped_storage().data_ptr() in (before, attention.out_proj.weight.data_ptr())

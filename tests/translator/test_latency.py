@@ -16,6 +16,7 @@ from translator.diagnostics.latency import ArmsDisagree, profile_latency
 from translator.diagnostics.latency_arms import ARMS, LatencySettings, make_arms
 from translator.diagnostics.latency_plot import latency_table, plot
 from translator.diagnostics.latency_report import ArmLatency, LatencyReport, ahead_from
+from translator.diagnostics.subject import ModelSubject
 from translator.errors import UserError
 from translator.model import TranslationModel
 
@@ -136,7 +137,7 @@ def test_arms_take_turns():
 
 def test_arms_that_compute_something_else_are_refused(model, monkeypatch):
     decode = model.decode
-    monkeypatch.setattr(model, "decode", lambda ids, memory: decode(ids, memory) * (1 if ids.shape[1] > 1 else -1))
+    monkeypatch.setattr(model, "decode", lambda ids, *rest: decode(ids, *rest) * (1 if ids.shape[1] > 1 else -1))
     with pytest.raises(ArmsDisagree, match="'none' and 'dynamic' pick different tokens at position 2"):
         profile_latency(model, settings())
 
@@ -156,7 +157,7 @@ def test_every_precision_leaves_the_model_as_it_was(model, dtype):
 def test_all_arms_give_the_same_logits(model):
     double = TranslationModel(model.config).double().eval()
     memory = double.encode(torch.randint(0, 50, (2, 7)))
-    arms = make_arms(double, settings(arms=ARMS, batch=2, beams=2), memory)
+    arms = make_arms(ModelSubject(double, [[0] * 7] * 2), settings(arms=ARMS, batch=2, beams=2), memory)
     tokens = torch.randint(0, 50, (4, TOKENS))
     with torch.inference_mode():
         for arm in arms.values():

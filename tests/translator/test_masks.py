@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from translator.cache.base import Lengths, step_mask
-from translator.masks import causal_mask, merge_masks, padding_visible, restrict
+from translator.attention.masks import causal_mask, merge_masks, padding_visible, restrict, view_mask
+from translator.cache import Lengths
 
 B, H, T, S = 2, 3, 4, 5
 SHAPE = (B, H, T, S)
@@ -136,17 +136,63 @@ def test_restrict_shows_only_what_both_show(visible, given, as_float):
 def test_step_mask_against_its_definition(lengths, tokens, block):
     """Token `i` of row `r` stands at `lengths[r] + i` and sees the keys at or before it, nothing else."""
     visible = -(-(max(lengths) + tokens) // block) * block
-    mask, causal = step_mask(Lengths.of(torch.tensor(lengths)), tokens, visible, torch.device("cpu"))
+    held = Lengths.of(torch.tensor(lengths))
+    past = held.tensor() if held.uniform is None else held.uniform
+    mask, causal = view_mask(past, tokens, visible, torch.device("cpu"))
     shape = (len(lengths), 1, tokens, visible)
     result = shown(~causal_mask(tokens, visible) if causal else mask, shape)
     expected = [[[[key <= length + i for key in range(visible)] for i in range(tokens)]] for length in lengths]
     assert result.tolist() == expected
 
 
-def test_step_mask_costs_nothing_where_none_is_needed():
+def test_a_view_s_mask_costs_nothing_where_none_is_needed():
     device = torch.device("cpu")
-    assert step_mask(Lengths(3, 5), 1, 6, device) == (None, False)
-    assert step_mask(Lengths(3, 0), 4, 4, device) == (None, True)
+    assert view_mask(5, 1, 6, device) == (None, False)
+    assert view_mask(0, 4, 4, device) == (None, True)
+    assert view_mask(5, 1, 6, device, window=6) == (None, False)
+    assert view_mask(0, 4, 4, device, window=3)[0] is not None
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("window", [None, 1, 2, 5])
+@pytest.mark.parametrize("past", [0, 4, [0, 2, 7]], ids=str)
+def test_the_mask_of_slots_in_another_order(past, window, tokens):
+    """Slots hold positions in any order, some of them nothing (-1): what counts is the position, not the slot."""
+    lengths = past if isinstance(past, list) else [past] * 3
+    places = [[*range(length + tokens)][::-1] + [-1] * (max(lengths) - length) for length in lengths]
+    keys = torch.tensor(places if isinstance(past, list) else places[0])
+    given = torch.tensor(past) if isinstance(past, list) else past
+    mask, causal = view_mask(given, tokens, keys.shape[-1], torch.device("cpu"), window, keys)
+    expected = [
+        [[[0 <= key <= n + i and (window is None or key > n + i - window) for key in row] for i in range(tokens)]]
+        for n, row in zip(lengths, places, strict=True)
+    ]
+    assert not causal and mask.expand(3, 1, tokens, -1).tolist() == expected
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_a_callers_mask_is_over_positions_whatever_the_slots(as_float, per_row):
+    generator = torch.Generator().manual_seed(1)
+    wanted = torch.rand(3, 1, 2, 6, generator=generator) < 0.6  # (rows, 1, T, past + T), True = visible
+    given = torch.zeros_like(wanted, dtype=torch.float32).masked_fill(~wanted, -INF) if as_float else wanted
+    order = (
+        torch.stack([torch.randperm(6, generator=generator) for _ in range(3)]) if per_row else torch.arange(6).flip(0)
+    )
+    keys = torch.cat([order, torch.full((*order.shape[:-1], 2), -1)], dim=-1)
+    seen, causal = view_mask(4, 2, 8, torch.device("cpu"), None, keys)
+    found = restrict(given, seen, causal, 2, keys)
+    found = found if found.dtype == torch.bool else found == 0
+    rows = keys if per_row else keys.expand(3, -1)
+    for row in range(3):
+        for i in range(2):
+            expected = [0 <= key <= 4 + i and bool(wanted[row, 0, i, key]) for key in rows[row].tolist()]
+            assert found.expand(3, 1, 2, 8)[row, 0, i].tolist() == expected
+
+
+def test_a_callers_mask_hides_nothing_of_a_block_s_spare_slots_itself():
+    seen, causal = view_mask(4, 2, 8, torch.device("cpu"))
+    assert torch.equal(restrict(torch.ones(2, 6, dtype=torch.bool), seen, causal, 2), seen)
 
 
 @pytest.mark.parametrize("as_float", [False, True])

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from translator.cache import CACHE_KINDS, DecoderCache, DynamicCache, Step
+from translator.cache import CACHE_KINDS, DecoderCache, DynamicCache, Step, View
 from translator.checkpoint import Checkpoint, CheckpointConfig
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
 from translator.diagnostics import scenarios as scenarios_module
 from translator.diagnostics import self_test as self_test_module
 from translator.diagnostics.bench import Bench
-from translator.diagnostics.faults import REQUIRED, Fault
+from translator.diagnostics.faults import CONTAINER, REQUIRED, Fault
 from translator.diagnostics.parity import (
     DTYPES,
     LINES,
@@ -21,7 +21,7 @@ from translator.diagnostics.parity import (
     report_summary,
 )
 from translator.diagnostics.scenarios import Grid, run, scenarios
-from translator.diagnostics.searches import RecordedCacheStepper, reference_search
+from translator.diagnostics.searches import RecordedCacheDecoding, reference_search
 from translator.diagnostics.self_test import (
     FAULTS,
     WIDE,
@@ -30,7 +30,6 @@ from translator.diagnostics.self_test import (
     self_test,
     self_test_bench,
     self_test_notes,
-    self_test_summary,
 )
 from translator.diagnostics.tally import Check, Tally
 from translator.errors import UserError
@@ -191,28 +190,36 @@ def test_the_model_is_left_as_it_was(checkpoint: Checkpoint, parity: ParityRepor
 
 
 def test_self_test_passes(report: SelfTestReport) -> None:
-    assert report.passed, self_test_notes(report)
-    assert len(report.outcomes) == len(FAULTS) == len(BY_NAME) >= 40
+    assert report.passed, str(report)
+    growing = [fault for fault in FAULTS if fault.growing]
+    assert len(FAULTS) == len(BY_NAME) >= 40
+    planted = {kind: [o.fault.name for o in report.outcomes if o.kind == kind] for kind in CACHE_KINDS}
+    assert planted["dynamic"] == [fault.name for fault in FAULTS]
+    assert planted["static"] == [fault.name for fault in FAULTS if fault not in growing]
     largest = max(check.tally.largest for check in report.clean)
-    assert self_test_summary(report) == (
-        f"self-test: {len(FAULTS)} of {len(FAULTS)} faults caught, clean run passed (max |Δlogit| {largest:.1e})"
+    each = ", ".join(f"{kind} {len(names)}" for kind, names in planted.items())
+    total = sum(map(len, planted.values()))
+    assert str(report).split("\n")[-1] == (
+        f"self-test: {total} of {total} planted faults caught ({each}), clean run passed (max |Δlogit| {largest:.1e})"
     )
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_fault_is_caught_by_a_wide_margin(report: SelfTestReport, name: str) -> None:
-    outcome = next(outcome for outcome in report.outcomes if outcome.fault.name == name)
-    assert outcome.caught
-    assert outcome.fault.description
-    if name in WITHOUT_NUMBERS:
-        assert outcome.error
-    else:
-        assert outcome.size >= 1000 * WIDE
+def test_fault_is_caught_by_a_wide_margin_in_every_container(report: SelfTestReport, name: str) -> None:
+    outcomes = [outcome for outcome in report.outcomes if outcome.fault.name == name]
+    assert len(outcomes) == (1 if BY_NAME[name].growing else len(CACHE_KINDS))
+    for outcome in outcomes:
+        assert outcome.caught
+        assert outcome.fault.description
+        if name in WITHOUT_NUMBERS:
+            assert outcome.error
+        else:
+            assert outcome.size >= 1000 * WIDE
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_self_test_fails_without_a_required_fault(report: SelfTestReport, name: str) -> None:
-    rest = [outcome for outcome in report.outcomes if outcome.fault.name != name]
+def test_self_test_fails_without_a_required_fault_in_one_container(report: SelfTestReport, name: str) -> None:
+    rest = [outcome for outcome in report.outcomes if (outcome.fault.name, outcome.kind) != (name, "static")]
     short = SelfTestReport(report.clean, rest)
     assert not short.passed
     assert f"not planted: {name}" in self_test_notes(short)
@@ -221,18 +228,23 @@ def test_self_test_fails_without_a_required_fault(report: SelfTestReport, name: 
 def test_self_test_fails_when_a_fault_is_missed(report: SelfTestReport) -> None:
     harmless = Fault("harmless", "nothing", DecoderCache, "positions", lambda original, *args: original(*args))
     missed = self_test(faults=[harmless])
-    assert not missed.outcomes[0].caught
+    assert [outcome.caught for outcome in missed.outcomes] == [False] * len(CACHE_KINDS)
     assert not SelfTestReport(report.clean, [*report.outcomes, *missed.outcomes]).passed
-    assert self_test_summary(missed).startswith("self-test: 0 of 1 faults caught, clean run passed")
+    assert "self-test: 0 of 2 planted faults caught (dynamic 0, static 0), clean run passed" in str(missed)
+    assert "MISSED: dynamic, static" in str(missed)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_gone_afterwards(fault: Fault) -> None:
-    before = getattr(fault.owner, fault.attribute)
-    with pytest.raises(KeyError), fault.planted():
-        assert getattr(fault.owner, fault.attribute) is not before
+@pytest.mark.parametrize("kind", CACHE_KINDS)
+def test_a_planted_fault_is_gone_afterwards(fault: Fault, kind: str) -> None:
+    owner = CACHE_KINDS[kind] if fault.owner is CONTAINER else fault.owner
+    others = [other for other in CACHE_KINDS.values() if other is not owner]
+    before, around = getattr(owner, fault.attribute), [getattr(other, fault.attribute, None) for other in others]
+    with pytest.raises(KeyError), fault.planted(CACHE_KINDS[kind]):
+        assert getattr(owner, fault.attribute) is not before
+        assert [getattr(other, fault.attribute, None) for other in others] == around  # one container at a time
         raise KeyError
-    assert getattr(fault.owner, fault.attribute) is before
+    assert getattr(owner, fault.attribute) is before
 
 
 def test_a_plant_that_is_itself_broken_is_not_taken_for_a_catch() -> None:
@@ -248,14 +260,14 @@ def test_self_test_of_a_model_with_one_layer_leaves_out_what_needs_two() -> None
     )  # fmt: skip
     few = [BY_NAME["one layer's cache used for another"], BY_NAME["position off by one"]]
     report = self_test(TranslationModel(config), faults=few)
-    assert [outcome.fault.name for outcome in report.outcomes] == ["position off by one"]
-    assert report.outcomes[0].caught
+    assert {outcome.fault.name for outcome in report.outcomes} == {"position off by one"}
+    assert [outcome.caught for outcome in report.outcomes] == [True] * len(CACHE_KINDS)
     with pytest.raises(UserError, match="more than 16 positions"):
         self_test(TranslationModel(ModelConfig(vocab_size=19, d_model=4, nhead=1, max_positions=16)))
 
 
 def test_parity_of_a_checkpoint_fails_with_a_fault(checkpoint: Checkpoint) -> None:
-    with BY_NAME["source padding forgotten after step 1"].planted():
+    with BY_NAME["source padding forgotten after step 1"].planted(DynamicCache):
         report = check_parity(checkpoint, beam_size=3, max_tokens=8)
     assert not report.passed
     assert " 4 of 20 checks passed" in report_summary(report)  # those without a cache
@@ -265,8 +277,8 @@ def test_a_container_that_forgets_is_found_by_default(checkpoint: Checkpoint, mo
     class Forgetful(DynamicCache):
         kind = "forgetful"
 
-        def append(self, k: Tensor, v: Tensor, step: Step) -> None:
-            super().append(k, torch.zeros_like(v) if step.start == 5 else v, step)
+        def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
+            super().append(k, torch.zeros_like(v) if step.start == 5 else v, step, view)
 
     monkeypatch.setitem(CACHE_KINDS, "forgetful", Forgetful)
     report = check_parity(checkpoint, beam_size=3, max_tokens=8)
@@ -326,7 +338,7 @@ def test_a_harness_that_never_uses_the_cache_misses_faults_and_fails(monkeypatch
     monkeypatch.setattr(self_test_module, "scenarios", lambda kinds, beams: plan)
     report = self_test(faults=[BY_NAME["past K/V ignored"], BY_NAME["reorder skipped"]])
     assert report.clean_passed
-    assert [outcome.caught for outcome in report.outcomes] == [False, False]
+    assert [outcome.caught for outcome in report.outcomes] == [False] * 4
     assert not report.passed
 
 
@@ -354,14 +366,14 @@ def twins(monkeypatch: pytest.MonkeyPatch, nudge: float, *, apart: float = 0.0) 
     model = random_model()
     with torch.no_grad():
         model.embedding.weight[5::2] = model.embedding.weight[4:18:2] * (1 - apart)
-    original = RecordedCacheStepper.next_logits
+    original = RecordedCacheDecoding.next_logits
 
-    def nudged(self: RecordedCacheStepper, tokens: Tensor) -> Tensor:
+    def nudged(self: RecordedCacheDecoding, tokens: Tensor) -> Tensor:
         logits = original(self, tokens).clone()
         logits[:, 5::2] += nudge
         return logits
 
-    monkeypatch.setattr(RecordedCacheStepper, "next_logits", nudged)
+    monkeypatch.setattr(RecordedCacheDecoding, "next_logits", nudged)
     return self_test_bench(model)
 
 

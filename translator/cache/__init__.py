@@ -1,28 +1,43 @@
-"""Caches of a decoder's K and V: one file a container, one contract."""
+"""What a decoder keeps between steps.
 
-from translator.cache.base import (
-    CacheFullError,
-    CrossAttentionCache,
-    LayerCache,
-    LayerStep,
-    SelfAttentionCache,
-    Step,
-    UnsupportedCacheOperation,
-)
-from translator.cache.decoder_cache import CACHE_KINDS, DecoderCache
+    step = cache.begin(T)               # Step: positions, slots; each state says what it shows and gets that mask
+    k, v = step.layers[i].update(k, v)  # LayerStep → KeyValueState.append, then .shown: all keys and values so far
+    cache.commit(step)                  # lengths advance; without it the step never happened
+
+`DecoderCache` holds, for each layer, the state that the layer's structure made (a `LayerState`: a `KeyValueState`,
+which is what containers are, or a `NamedState` where it is recurrent), K and V of the source (`SourceState`), and one
+`Lengths` for the whole stack.
+Grid operations (`expand`, `reorder`, `compact`, `admit`, `crop`, `reset`) are checked there once and reach the states
+as row indices. A new container is one file with `@register` and its import here.
+"""
+
+from translator.cache.decoder_cache import DecoderCache
+from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
+from translator.cache.lengths import Lengths
+from translator.cache.named import NamedState
+from translator.cache.source import SourceState
+from translator.cache.spec import CACHE_KINDS, CacheSpec, register
+from translator.cache.state import CacheFullError, KeyValueState, LayerState, UnsupportedCacheOperation
 from translator.cache.static import StaticCache
+from translator.cache.step import LayerStep, Step, View
 
 __all__ = [
     "CACHE_KINDS",
     "CacheFullError",
-    "CrossAttentionCache",
+    "CacheSpec",
     "DecoderCache",
+    "DenseCache",
     "DynamicCache",
-    "LayerCache",
+    "KeyValueState",
+    "LayerState",
     "LayerStep",
-    "SelfAttentionCache",
+    "Lengths",
+    "NamedState",
+    "SourceState",
     "StaticCache",
     "Step",
     "UnsupportedCacheOperation",
+    "View",
+    "register",
 ]

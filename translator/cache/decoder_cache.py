@@ -5,19 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from translator.cache.base import (
-    CrossAttentionCache,
-    LayerCache,
-    LayerStep,
-    Lengths,
-    SelfAttentionCache,
-    Step,
-    step_mask,
-)
-from translator.cache.dynamic import DynamicCache
-from translator.cache.static import StaticCache
-
-CACHE_KINDS: dict[str, type[DynamicCache] | type[StaticCache]] = {cls.kind: cls for cls in (DynamicCache, StaticCache)}
+from translator.cache.lengths import Lengths
+from translator.cache.source import SourceState
+from translator.cache.spec import CacheSpec
+from translator.cache.state import LayerState
+from translator.cache.step import LayerStep, Step
 
 
 class DecoderCache:
@@ -25,7 +17,7 @@ class DecoderCache:
 
     A step is a transaction on the whole stack::
 
-        step = cache.begin(T)                 # positions, mask and slots, from the lengths
+        step = cache.begin(T)                 # positions, masks and slots, from the lengths
         k, v = step.layers[i].update(k, v)    # in each layer's self-attention
         cache.commit(step)                    # the only place where lengths advance
 
@@ -34,50 +26,29 @@ class DecoderCache:
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
+        states: Sequence[LayerState],
+        sources: Sequence[SourceState],
+        spec: CacheSpec,
         *,
         batch_size: int,
-        beams: int = 1,
         source_visible: Tensor | None = None,
     ) -> None:
-        """`source_visible` `(B, S)`, True for a real source token; None when none is padding."""
-        for index, layer in enumerate(layers):
-            if not isinstance(layer.self_attn, SelfAttentionCache):
-                raise TypeError(f"layer {index}: {type(layer.self_attn).__name__} is not a SelfAttentionCache")
-        self.layers = list(layers)
-        self.batch_size = batch_size
-        self.beams = beams
-        self.source_visible = source_visible
-        self._lengths = Lengths(batch_size * beams)
-        self._open: Step | None = None
+        """An empty cache of each layer's own state and its K and V of the source.
 
-    @classmethod
-    def build(
-        cls,
-        cross: Sequence[tuple[Tensor, Tensor]],
-        *,
-        kind: str = "dynamic",
-        capacity: int | None = None,
-        beams: int = 1,
-        source_visible: Tensor | None = None,
-    ) -> "DecoderCache":
-        """An empty cache of `kind` around the cross-attention K and V `(B, H, S, D_head)` of each layer.
-
-        Raises `ValueError` for an unknown kind, a static cache without capacity, or a capacity below 1.
+        `batch_size` is B; `source_visible` `(B, S)`, True for a real source token, None when none is padding. Raises
+        `TypeError` for what is no `LayerState`.
         """
-        if kind not in CACHE_KINDS:
-            raise ValueError(f"unknown cache kind {kind!r}; known: {', '.join(sorted(CACHE_KINDS))}")
-        if capacity is not None and capacity < 1:
-            raise ValueError(f"capacity {capacity} must be at least 1")
-        if beams < 1:
-            raise ValueError(f"beams {beams} must be at least 1")
-        batch_size = cross[0][0].shape[0]
-        container = CACHE_KINDS[kind]
-        with torch.inference_mode(False):  # once here, since entering it for each buffer takes longer than allocating
-            layers = [
-                LayerCache(container(batch_size * beams, k, capacity), CrossAttentionCache(k, v)) for k, v in cross
-            ]
-        return cls(layers, batch_size=batch_size, beams=beams, source_visible=source_visible)
+        for index, state in enumerate(states):
+            if not isinstance(state, LayerState):
+                raise TypeError(f"layer {index}: {type(state).__name__} is not a LayerState")
+        self.states = list(states)
+        self.sources = list(sources)
+        self.spec = spec
+        self.batch_size = batch_size
+        self.beams = spec.beams
+        self.source_visible = source_visible
+        self._lengths = Lengths(batch_size * spec.beams)
+        self._open: Step | None = None
 
     # -- what callers read -------------------------------------------------------------------------------------------
 
@@ -89,12 +60,12 @@ class DecoderCache:
     @property
     def device(self) -> torch.device:
         """Where K and V live."""
-        return self.layers[0].cross_attn.k.device
+        return self.sources[0].k.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What K and V are held in."""
-        return self.layers[0].cross_attn.k.dtype
+        return self.sources[0].k.dtype
 
     @property
     def lengths(self) -> Tensor:
@@ -109,25 +80,26 @@ class DecoderCache:
     @property
     def nbytes(self) -> int:
         """Bytes allocated for K and V, self- and cross-attention, used or not."""
-        return sum(layer.self_attn.nbytes + layer.cross_attn.nbytes for layer in self.layers)
+        return sum(state.nbytes for state in self.states) + sum(source.nbytes for source in self.sources)
 
     def __repr__(self) -> str:
         lengths = self._lengths
         held = str(lengths.uniform) if lengths.ragged is None else f"{int(lengths.ragged.min())} to {lengths.longest}"
-        first = self.layers[0]
-        kinds = sorted({layer.self_attn.kind for layer in self.layers})
+        kinds = sorted({state.kind for state in self.states})
         return (
-            f"{type(self).__name__}({' and '.join(kinds)}, {len(self.layers)} layers, {self.batch_size} sentences of "
-            f"{self.beams} beams, {held} tokens held, source of {first.cross_attn.k.shape[2]}, "
+            f"{type(self).__name__}({' and '.join(kinds)}, {len(self.states)} layers, {self.batch_size} sentences of "
+            f"{self.beams} beams, {held} tokens held, source of {self.sources[0].length}, "
             f"{str(self.dtype).removeprefix('torch.')} on {self.device}, {self.nbytes:,} bytes)"
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DecoderCache":
         """This cache with K and V on another device or in another type; returns itself. An open step is forgotten."""
+        self._require("to", "be moved or converted")
         self.rollback()
-        for layer in self.layers:
-            layer.self_attn.to(device, dtype)
-            layer.cross_attn.to(device, dtype)
+        for state in self.states:
+            state.to(device, dtype)
+        for source in self.sources:
+            source.to(device, dtype)
         if self.source_visible is not None:
             self.source_visible = self.source_visible.to(device)
         return self
@@ -137,34 +109,29 @@ class DecoderCache:
 
         Rows come first whatever the decoder's layout: transpose what is looked up for a sequence-first decoder.
         """
-        past = self._lengths.uniform
-        if past is not None:
-            return torch.arange(past, past + T, device=self.device).expand(self.rows, T)
-        return self._lengths.tensor().to(self.device).unsqueeze(1) + torch.arange(T, device=self.device)
+        return self._lengths.positions(T, self.device)
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
-    def begin(self, T: int, *, block: int = 1) -> Step:
-        """A step of T tokens. Keys are shown in whole blocks of `block` slots, the unused ones zero and masked.
+    def begin(self, T: int, given: Tensor | None = None) -> Step:
+        """A step of T tokens; `given` `(…, T or 1, past + T)` is a caller's own mask, which hides more.
 
-        Raises `ValueError` for T below 1 and `CacheFullError` (before anything is written) when T don't fit.
+        Each state says which slots it shows, and gets the mask that goes with them; unused slots of a block are zero
+        and masked. Raises `ValueError` for T below 1 and `CacheFullError` (before anything is written) when T don't
+        fit.
         """
         if T < 1:
             raise ValueError(f"a step needs at least one token, not {T}")
         self.rollback()
-        end = self._lengths.longest + T
-        visible = min(layer.self_attn.reserve(end, block) for layer in self.layers)
-        mask, is_causal = step_mask(self._lengths, T, visible, self.device)
         step = Step(
-            T=T,
-            start=self._lengths.uniform,
-            slots=None if self._lengths.uniform is not None else self.positions(T),
-            visible=visible,
-            mask=mask,
-            is_causal=is_causal,
+            T,
+            self._lengths,
+            self.device,
+            block=self.spec.block,
             source_mask=None if self.source_visible is None else self.source_visible[:, None, None, :],
+            given=given,
         )
-        step.layers = [LayerStep(layer, step) for layer in self.layers]
+        step.layers = [LayerStep(*parts, step) for parts in zip(self.states, self.sources, strict=True)]
         self._open = step
         return step
 
@@ -172,19 +139,21 @@ class DecoderCache:
         """Advances the lengths by `step.T`; raises `RuntimeError` for a stale step or a layer that wasn't updated."""
         if step is not self._open:
             raise RuntimeError("this step is not the open one: it was committed, rolled back or made by another cache")
-        missing = [index for index, layer in enumerate(step.layers) if not layer.written]
+        missing = [index for index, part in enumerate(step.layers) if part.state.needs_write and not part.written]
         if missing:
             raise RuntimeError(f"step can't be committed: layers {missing} were not updated")
+        for state in self.states:
+            state.commit(step)
         self._open, step.closed = None, True
         self._lengths = self._lengths.advanced(step.T)
 
     def rollback(self) -> None:
         """Forgets an open step, if there is one: what it wrote is zeroed, lengths are as they were."""
         if self._open is not None:
-            until = self._lengths.longest + self._open.T
-            self._open.closed, self._open = True, None
-            for layer in self.layers:
-                layer.self_attn.clear(self._lengths, until)
+            step, self._open = self._open, None
+            step.closed = True
+            for state in self.states:
+                state.rollback(step)
 
     # -- the life of a grid ------------------------------------------------------------------------------------------
 
@@ -194,10 +163,11 @@ class DecoderCache:
             raise ValueError(f"expand({beams}): the cache already holds {self.beams} beams")
         if beams < 1:
             raise ValueError(f"beams {beams} must be at least 1")
+        self._require("expand", "expand")
         self.rollback()
-        for layer in self.layers:
-            layer.self_attn.expand(beams, self.length)
-        self.beams = beams
+        for state in self.states:
+            state.expand(beams, self.length)
+        self.spec, self.beams = self.spec.with_beams(beams), beams
         lengths = self._lengths
         if lengths.ragged is not None:
             self._lengths = Lengths.of(lengths.ragged.repeat_interleave(beams))
@@ -233,33 +203,41 @@ class DecoderCache:
             raise ValueError("compact keeps each sentence at most once")
         self._select_rows((keep.unsqueeze(1) * self.beams + torch.arange(self.beams)).reshape(-1))
         sentences = keep.to(self.device)
-        for layer in self.layers:
-            layer.cross_attn.select(sentences)
+        for source in self.sources:
+            source.select(sentences)
         if self.source_visible is not None:
             self.source_visible = self.source_visible.index_select(0, sentences)
         self.batch_size = len(keep)
 
-    def admit(self, slot: int, source: "DecoderCache") -> None:
-        """Sentence `slot` becomes the one sentence of `source` (its beams 1 or K), with whatever it has decoded."""
-        if not 0 <= slot < self.batch_size:
-            raise ValueError(f"admit: slot {slot} is outside 0 to {self.batch_size - 1}")
-        if source.batch_size != 1 or source.beams not in (1, self.beams):
-            raise ValueError(f"admit needs one sentence of 1 or {self.beams} beams, not "
+    def admit(self, slots: int | Sequence[int], source: "DecoderCache") -> None:
+        """Sentences `slots` become those of `source` (of 1 or K beams), in order, with whatever they have decoded.
+
+        Raises `ValueError` for slots outside the grid, named twice, or not as many as there are sentences.
+        """
+        slots = [slots] if isinstance(slots, int) else list(slots)
+        if not all(0 <= slot < self.batch_size for slot in slots) or len(set(slots)) < len(slots):
+            raise ValueError(f"admit: slots {slots} must be different ones from 0 to {self.batch_size - 1}")
+        if source.batch_size != len(slots) or source.beams not in (1, self.beams):
+            raise ValueError(f"admit needs {len(slots)} sentences of 1 or {self.beams} beams, not "
                              f"{source.batch_size} of {source.beams}")  # fmt: skip
         self._check_same_layers("admit", source)
         self.rollback()
         source.rollback()
-        for layer in self.layers:
-            layer.self_attn.reserve(source.length, 1)
-        rows = range(slot * self.beams, (slot + 1) * self.beams)
-        old = self.layers[0].cross_attn.k.shape[2]
-        new = source.layers[0].cross_attn.k.shape[2]
-        for mine, theirs in zip(self.layers, source.layers, strict=True):
-            mine.self_attn.admit(rows, theirs.self_attn, source.length)
-            mine.cross_attn.admit(slot, theirs.cross_attn, max(old, new))
-        self._admit_source(slot, source, old, new)
-        lengths = self._lengths.tensor().clone()
-        lengths[rows.start : rows.stop] = source._lengths.tensor()
+        self._require("write", "admit")
+        source._require("read", "be read, which admit needs of the newcomer")
+        for state in self.states:
+            state.check_room(source.length)
+        lengths, K = self._lengths.tensor().clone(), source.beams
+        for index, slot in enumerate(slots):
+            rows = slice(slot * self.beams, (slot + 1) * self.beams)
+            theirs = slice(index * K, (index + 1) * K)
+            for mine, other in zip(self.states, source.states, strict=True):
+                mine.admit(rows, other, theirs, source.length)
+            lengths[rows] = source._lengths.tensor()[theirs]
+        before = self.sources[0].length
+        for mine_source, other_source in zip(self.sources, source.sources, strict=True):
+            mine_source.admit(slots, other_source)
+        self._admit_visible(slots, source, before)
         self._lengths = Lengths.of(lengths)
 
     def crop(self, lengths: int | Tensor) -> None:
@@ -269,8 +247,10 @@ class DecoderCache:
         shorter = wanted.tensor()
         if len(shorter) != self.rows or bool((shorter < 0).any()) or bool((shorter > self.lengths).any()):
             raise ValueError(f"crop to {shorter.tolist()} does not shorten rows of lengths {self.lengths.tolist()}")
-        for layer in self.layers:
-            layer.self_attn.clear(wanted, self._lengths.longest)
+        for state in self.states:
+            state.check_clear(wanted)
+        for state in self.states:
+            state.clear(wanted, self._lengths.longest)
         self._lengths = wanted
 
     def reset(self, source: "DecoderCache | None" = None) -> None:
@@ -281,36 +261,41 @@ class DecoderCache:
                 raise ValueError(f"reset needs a source of {self.batch_size} sentences, not {source.batch_size}")
         self.crop(0)
         if source is not None:
-            for mine, theirs in zip(self.layers, source.layers, strict=True):
-                mine.cross_attn = CrossAttentionCache(theirs.cross_attn.k, theirs.cross_attn.v)
+            for mine, theirs in zip(self.sources, source.sources, strict=True):
+                mine.replaced(theirs)
             self.source_visible = source.source_visible
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _check_same_layers(self, operation: str, source: "DecoderCache") -> None:
-        mine, theirs = (
-            [(layer.cross_attn.k.shape[1], layer.cross_attn.k.shape[3]) for layer in cache.layers]
-            for cache in (self, source)
-        )
+        mine, theirs = ([(part.k.shape[1], part.k.shape[3]) for part in cache.sources] for cache in (self, source))
         if mine != theirs:
             raise ValueError(f"{operation}: the source has {len(theirs)} layers of (heads, head width) {theirs[:1]}, "
                              f"this cache {len(mine)} of {mine[:1]}")  # fmt: skip
 
+    def _require(self, method: str, operation: str) -> None:
+        # All are asked before the first is changed: a stack that is half one thing, half another, is of no use.
+        for state in self.states:
+            state.require(method, operation)
+
     def _select_rows(self, rows: Tensor) -> None:
+        self._require("select", "reorder or compact")
         self.rollback()
         on_device = rows.to(self.device)
-        for layer in self.layers:
-            layer.self_attn.select(on_device, self.length)
+        for state in self.states:
+            state.select(on_device, self.length)
         if self._lengths.ragged is not None and len(rows):
             self._lengths = Lengths.of(self._lengths.ragged[rows])
         else:
             self._lengths = Lengths(len(rows), self._lengths.uniform or 0)
 
-    def _admit_source(self, slot: int, source: "DecoderCache", old: int, new: int) -> None:
-        if old == new and self.source_visible is None and source.source_visible is None:
+    def _admit_visible(self, slots: Sequence[int], source: "DecoderCache", before: int) -> None:
+        now, new = self.sources[0].length, source.sources[0].length
+        if now == before == new and self.source_visible is None and source.source_visible is None:
             return
-        visible = torch.zeros(self.batch_size, max(old, new), dtype=torch.bool, device=self.device)
-        visible[:, :old] = True if self.source_visible is None else self.source_visible
-        visible[slot] = False
-        visible[slot, :new] = True if source.source_visible is None else source.source_visible[0]
+        visible = torch.zeros(self.batch_size, now, dtype=torch.bool, device=self.device)
+        visible[:, :before] = True if self.source_visible is None else self.source_visible
+        for index, slot in enumerate(slots):
+            visible[slot] = False
+            visible[slot, :new] = True if source.source_visible is None else source.source_visible[index]
         self.source_visible = visible

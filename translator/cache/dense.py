@@ -1,12 +1,17 @@
 """What containers share that keep K and V in one dense buffer each."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
-from translator.cache.base import Lengths, SelfAttentionCache, Step
+from translator.cache.lengths import Lengths
+from translator.cache.spec import CacheSpec
+from translator.cache.state import KeyValueState
+from translator.cache.step import Step, View
 
 
-class DenseCache(SelfAttentionCache):
+class DenseCache(KeyValueState):
     """K and V in two buffers `(rows, H, slots, D_head)`; subclasses decide how many slots there are.
 
     Invariant between steps: below `clean`, every slot at or beyond its row's length is zero. A mask alone would not be
@@ -14,10 +19,23 @@ class DenseCache(SelfAttentionCache):
     zeroing a large buffer at once can cost as much as the first token.
     """
 
-    def __init__(self, rows: int, like: Tensor, slots: int) -> None:
-        """`like` `(·, H, ·, D_head)` gives heads, head width, dtype and device."""
-        self.k = _empty(like, rows, slots)
-        self.v = _empty(like, rows, slots)
+    first_slots = 32
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        rows: int,
+        heads: int,
+        width: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        shape = (rows, heads, spec.capacity or self.first_slots, width)
+        # Normal tensors even when made in inference mode, so that later steps may run outside that mode.
+        with _normal_tensors():
+            self.k = torch.empty(shape, dtype=dtype, device=device)
+            self.v = torch.empty(shape, dtype=dtype, device=device)
         self.clean = 0
 
     @property
@@ -30,11 +48,11 @@ class DenseCache(SelfAttentionCache):
         """Slots in each row."""
         return self.k.shape[2]
 
-    def append(self, k: Tensor, v: Tensor, step: Step) -> None:
-        """Writes `k, v` `(rows, H, T, D_head)` into the slots of `step`."""
+    def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
+        """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`."""
         start, T = step.start, step.T
         if start is None:
-            self._zero_until(step.visible)  # the shorter rows leave gaps
+            self._zero_until(view.visible)  # the shorter rows leave gaps
             start = 0
         for buffer, new in ((self.k, k), (self.v, v)):
             target = buffer.narrow(2, start, T)
@@ -48,17 +66,25 @@ class DenseCache(SelfAttentionCache):
         if start + T > self.clean:
             self.clean = start + T
 
-    def view(self, step: Step) -> tuple[Tensor, Tensor]:
-        """K and V `(rows, H, step.visible, D_head)`: views, no copy."""
-        visible = step.visible
+    def shown(self, view: View) -> tuple[Tensor, Tensor]:
+        """K and V `(rows, H_kv, view.visible, D_head)`: views, no copy."""
+        visible = view.visible
         if visible > self.clean:
             self._zero_until(visible)
         return self.k.narrow(2, 0, visible), self.v.narrow(2, 0, visible)
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Moves or converts both buffers."""
-        with torch.inference_mode(False):
+        with _normal_tensors():
             self.k, self.v = self.k.to(device, dtype), self.v.to(device, dtype)
+
+    def begin(self, step: Step) -> View:
+        """Room for the step, shown in whole blocks where they fit."""
+        return View(self._reserve(step.end, step.block))
+
+    def _reserve(self, length: int, block: int = 1) -> int:
+        """Makes room for `length` slots in every row; returns how many a view shows."""
+        raise NotImplementedError
 
     def expand(self, beams: int, length: int) -> None:
         """Repeats every row `beams` times, neighbours first."""
@@ -72,14 +98,19 @@ class DenseCache(SelfAttentionCache):
         """Row `i` becomes the old row `rows[i]`, in place, so that addresses stay; spare rows leave the view."""
         self.k, self.v = _select(self.k, rows, length), _select(self.v, rows, length)
 
-    def admit(self, rows: range, source: SelfAttentionCache, length: int) -> None:
-        """Rows `rows` become the rows of `source` (one row is repeated), whose first `length` slots are filled."""
-        if not isinstance(source, DenseCache):
-            raise self._cannot(f"admit from cache kind {source.kind!r}")
+    def read(self, rows: slice, length: int) -> dict[str, Tensor]:
+        """`k` and `v` `(rows, H_kv, length, D_head)`: views, no copy."""
+        return {"k": self.k[rows, :, :length], "v": self.v[rows, :, :length]}
+
+    def write(self, rows: slice, contents: dict[str, Tensor], length: int) -> None:
+        """These rows become `contents`; beyond `length` they are zero."""
+        if contents.keys() != {"k", "v"}:
+            raise self.cannot(f"admit a state of {', '.join(contents)}")
+        self._reserve(length)
         self._zero_until(length)
-        for buffer, new in ((self.k, source.k), (self.v, source.v)):
-            target = buffer[rows.start : rows.stop]
-            target[:, :, :length] = new[:, :, :length]
+        for buffer, new in ((self.k, contents["k"]), (self.v, contents["v"])):
+            target = buffer[rows]
+            target[:, :, :length] = new
             target[:, :, length : self.clean] = 0
 
     def clear(self, lengths: Lengths, until: int) -> None:
@@ -103,11 +134,13 @@ def whole_blocks(length: int, block: int) -> int:
 
 
 def _empty(like: Tensor, rows: int, slots: int) -> Tensor:
-    # A normal tensor even when made in inference mode, so that later steps may run outside that mode.
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            return _empty(like, rows, slots)
-    return torch.empty((rows, like.shape[1], slots, like.shape[3]), dtype=like.dtype, device=like.device)
+    with _normal_tensors():
+        return torch.empty((rows, like.shape[1], slots, like.shape[3]), dtype=like.dtype, device=like.device)
+
+
+def _normal_tensors() -> AbstractContextManager[None]:
+    # Entering that mode takes longer than allocating, so not where nothing has to be left.
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def grown(old: Tensor, slots: int, clean: int) -> Tensor:

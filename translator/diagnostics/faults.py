@@ -1,10 +1,14 @@
 """What a planted fault is. The faults are in `step_faults` and `grid_faults`; the product knows none of them."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
+
+from translator.cache import CacheSpec, KeyValueState
+from translator.decoder import CachedDecoder
 
 Original = Callable[..., Any]
 
@@ -27,12 +31,19 @@ REQUIRED = (
 """A self-test without one of these proves too little and fails."""
 
 
+CONTAINER = "the container"
+"""As a fault's owner: the class of the container under test."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault: its name, what is wrong, and what stands in for `owner.attribute`.
 
-    `wrapper` gets the original first, then the original's arguments. `layers` is how many decoder layers a model needs
-    for this to be a fault.
+    Faults are planted on contracts (`DecoderCache`, `KeyValueState`, `LayerStep`, `SourceState`, `Lengths`), never on
+    what one container is made of, so that every container is tried with every fault. `wrapper` gets the original
+    first, then the original's arguments. `layers` is how many decoder layers a model needs for this to be a fault;
+    `growing`, `norm` and `key_values` say that only a container that grows, a decoder with a last norm, or layers that
+    keep K and V can have it.
     """
 
     name: str
@@ -41,28 +52,44 @@ class Fault:
     attribute: str
     wrapper: Callable[..., Any]
     layers: int = 1
+    growing: bool = False
+    norm: bool = False
+    key_values: bool = False
+
+    def applies(self, container: type[KeyValueState], decoder: CachedDecoder) -> bool:
+        """Whether a decoder with this container can have the fault at all."""
+        if self.layers > len(decoder.layers) or (self.norm and decoder.norm is None):
+            return False
+        if self.growing and container.needs_capacity:
+            return False
+        if not self.key_values and self.owner is not CONTAINER:
+            return True
+        spec = CacheSpec.for_targets(container.kind, 1)
+        return any(isinstance(layer.self_attn.new_state(spec, 1), KeyValueState) for layer in decoder.stack)
 
     @contextmanager
-    def planted(self) -> Iterator[None]:
+    def planted(self, container: type[KeyValueState]) -> Iterator[None]:
         """The fault is in force inside the block, and gone after it, whatever happened there."""
-        original = getattr(self.owner, self.attribute)
+        owner = container if self.owner is CONTAINER else self.owner
+        original = getattr(owner, self.attribute)
 
         # A plain function, so that it binds to instances as the method it stands in for.
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return self.wrapper(original, *args, **kwargs)
 
-        with mock.patch.object(self.owner, self.attribute, stand_in):
+        is_static = isinstance(owner, type) and isinstance(inspect.getattr_static(owner, self.attribute), staticmethod)
+        with mock.patch.object(owner, self.attribute, staticmethod(stand_in) if is_static else stand_in):
             yield
 
 
 class FaultList(list[Fault]):
     """Faults, added by decorating their wrappers."""
 
-    def add(self, name: str, owner: Any, attribute: str, *, layers: int = 1) -> Callable[[Original], Original]:
+    def add(self, name: str, owner: Any, attribute: str, **options: Any) -> Callable[[Original], Original]:
         """Adds the decorated function as a stand-in for `owner.attribute`; its docstring is the description."""
 
         def decorate(wrapper: Original) -> Original:
-            self.append(Fault(name, (wrapper.__doc__ or "").rstrip("."), owner, attribute, wrapper, layers))
+            self.append(Fault(name, (wrapper.__doc__ or "").rstrip("."), owner, attribute, wrapper, **options))
             return wrapper
 
         return decorate

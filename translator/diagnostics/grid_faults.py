@@ -1,20 +1,28 @@
 """Faults of what happens to a cache between steps: beams that move, sentences that come and go, tokens taken back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from translator.cache import CrossAttentionCache, DecoderCache, Step
-from translator.cache.base import Lengths
-from translator.cache.dense import DenseCache
-from translator.diagnostics.faults import FaultList, Original
+from translator.cache import DecoderCache, KeyValueState, LayerState, Lengths, SourceState, Step
+from translator.diagnostics.faults import CONTAINER, FaultList, Original
 
 FAULTS = FaultList()
+ALL = slice(None)
 
 
 def _first(count: int) -> Tensor:
     return torch.arange(count)
+
+
+def _held(state: LayerState, length: int) -> dict[str, Tensor]:
+    return {name: part.clone() for name, part in state.read(ALL, length).items()}
+
+
+def _rows(state: LayerState) -> int:
+    return len(next(iter(state.read(ALL, 0).values())))
 
 
 # -- beams ------------------------------------------------------------------------------------------------------------
@@ -31,22 +39,23 @@ def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     self._select_rows(beam.reshape(-1))
 
 
-@FAULTS.add("reorder of keys alone", DenseCache, "select")
-def _(original: Original, self: DenseCache, rows: Tensor, length: int) -> None:
+@FAULTS.add("reorder of keys alone", CONTAINER, "select")
+def _(original: Original, self: KeyValueState, rows: Tensor, length: int) -> None:
     """Values stay where they are."""
-    v = self.v[: len(rows)].clone()
+    before = _held(self, length)
     original(self, rows, length)
-    self.v = v
+    keys, *others = before
+    stay = {name: before[name][: len(rows)] for name in others}
+    self.write(slice(0, len(rows)), {keys: _held(self, length)[keys], **stay}, length)
 
 
 @FAULTS.add("reorder skipped in the last layer", DecoderCache, "reorder", layers=2)
 def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     """One layer's rows stay where they are."""
-    last = self.layers[-1].self_attn
-    assert isinstance(last, DenseCache)
-    k, v = last.k.clone(), last.v.clone()
+    last = self.states[-1]
+    before = _held(last, self.length)
     original(self, beam)
-    last.k, last.v = k, v
+    last.write(slice(0, self.rows), before, self.length)
 
 
 @FAULTS.add("reorder the wrong way round", DecoderCache, "reorder")
@@ -63,25 +72,28 @@ def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     self._lengths = lengths
 
 
-@FAULTS.add("rows expanded as a block", DenseCache, "expand")
-def _(original: Original, self: DenseCache, beams: int, length: int) -> None:
+@FAULTS.add("rows expanded as a block", CONTAINER, "expand")
+def _(original: Original, self: KeyValueState, beams: int, length: int) -> None:
     """Row r becomes row r of each copy of the batch, not a neighbour of its copies."""
-    self.k, self.v = self.k.repeat(beams, 1, 1, 1), self.v.repeat(beams, 1, 1, 1)
+    before = _held(self, length)
+    original(self, beams, length)
+    blocks = {name: torch.cat([part] * beams) for name, part in before.items()}
+    self.write(slice(0, _rows(self)), blocks, length)
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 
-@FAULTS.add("cross cache not compacted", CrossAttentionCache, "select")
-def _(original: Original, self: CrossAttentionCache, sentences: Tensor) -> None:
+@FAULTS.add("cross cache not compacted", SourceState, "select")
+def _(original: Original, self: SourceState, sentences: Tensor) -> None:
     """The first sentences' K and V stay, whichever went on."""
     original(self, _first(len(sentences)).to(sentences.device))
 
 
-@FAULTS.add("self-attention cache not compacted", DenseCache, "select")
-def _(original: Original, self: DenseCache, rows: Tensor, length: int) -> None:
+@FAULTS.add("self-attention cache not compacted", CONTAINER, "select")
+def _(original: Original, self: KeyValueState, rows: Tensor, length: int) -> None:
     """The first rows stay when sentences leave, whichever went on."""
-    original(self, rows if len(rows) == len(self.k) else _first(len(rows)).to(rows.device), length)
+    original(self, rows if len(rows) == _rows(self) else _first(len(rows)).to(rows.device), length)
 
 
 @FAULTS.add("source padding not compacted", DecoderCache, "compact")
@@ -99,34 +111,35 @@ def _(original: Original, self: DecoderCache, keep: Tensor) -> None:
 
 
 @FAULTS.add("admit keeps the old source's padding", DecoderCache, "admit")
-def _(original: Original, self: DecoderCache, slot: int, source: DecoderCache) -> None:
+def _(original: Original, self: DecoderCache, slots: list[int], source: DecoderCache) -> None:
     """The newcomer's source is masked as the leaver's was."""
     old = self.source_visible
-    original(self, slot, source)
+    original(self, slots, source)
     if old is not None and self.source_visible is not None:
-        self.source_visible[slot] = False
-        self.source_visible[slot, : old.shape[1]] = old[slot]
+        self.source_visible[slots] = False
+        self.source_visible[slots, : old.shape[1]] = old[slots]
 
 
 @FAULTS.add("admit keeps the old length", DecoderCache, "admit")
-def _(original: Original, self: DecoderCache, slot: int, source: DecoderCache) -> None:
+def _(original: Original, self: DecoderCache, slots: list[int], source: DecoderCache) -> None:
     """The newcomer goes on at the leaver's length."""
     lengths = self._lengths
-    original(self, slot, source)
+    original(self, slots, source)
     self._lengths = lengths
 
 
-@FAULTS.add("admit keeps the old K/V", DenseCache, "admit")
-def _(original: Original, self: DenseCache, rows: range, source: DenseCache, length: int) -> None:
+@FAULTS.add("admit keeps the old K/V", CONTAINER, "admit")
+def _(original: Original, self: KeyValueState, rows: slice, source: LayerState, theirs: slice, length: int) -> None:
     """The newcomer finds the leaver's tokens."""
 
 
-@FAULTS.add("admit keeps the old source", CrossAttentionCache, "admit")
-def _(original: Original, self: CrossAttentionCache, slot: int, source: CrossAttentionCache, length: int) -> None:
+@FAULTS.add("admit keeps the old source", SourceState, "admit")
+def _(original: Original, self: SourceState, slots: Sequence[int], source: SourceState) -> None:
     """The newcomer attends to the leaver's source."""
-    k, v = self.k[slot].clone(), self.v[slot].clone()
-    original(self, slot, source, length)
-    self.k[slot, :, : k.shape[1]], self.v[slot, :, : v.shape[1]] = k, v
+    before = [(slot, self.k[slot].clone(), self.v[slot].clone()) for slot in slots]
+    original(self, slots, source)
+    for slot, k, v in before:
+        self.k[slot, :, : k.shape[1]], self.v[slot, :, : v.shape[1]] = k, v
 
 
 # -- tokens taken back ------------------------------------------------------------------------------------------------
@@ -165,8 +178,8 @@ def _(original: Original, self: DecoderCache, source: DecoderCache | None = None
         self.source_visible = fresh
 
 
-@FAULTS.add("stale rows after crop", DenseCache, "clear")
-def _(original: Original, self: DenseCache, lengths: Lengths, until: int) -> None:
+@FAULTS.add("stale rows after crop", CONTAINER, "clear")
+def _(original: Original, self: KeyValueState, lengths: Lengths, until: int) -> None:
     """Tokens taken back stay in their slots, masked; a NaN among them gets through the mask."""
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from translator.diagnostics.latency_arms import UNCACHED, Arm, LatencySettings, make_arms
 from translator.diagnostics.latency_report import ArmLatency, LatencyReport, machine_facts
+from translator.diagnostics.subject import ModelSubject, Subject, layer_sizes
 from translator.errors import UserError
 from translator.model import TranslationModel
 from translator.search.base import check_finite
@@ -56,23 +57,35 @@ def profile_latency(
     Raises `UserError` for lengths past the model's positions, a device that isn't there or a model that gives NaN,
     `ArmsDisagree` when arms do not pick the same tokens.
     """
-    _check_fits(model, settings)
+    _check_fits(model.config.max_positions, settings)
     device, dtype = torch.device(settings.device), DTYPES[settings.dtype]
     model, training = _placed(model, device, dtype), model.training
-    before = os.getloadavg() if hasattr(os, "getloadavg") else None
     try:
-        with _threads(settings.threads), _no_garbage_collection(), torch.inference_mode():
+        with torch.inference_mode():
             model.eval()
-            arms = make_arms(model, settings, _memory(model, settings, device))
-            tokens, ties = _agree(arms, settings, device, dtype)
-            measured = _measure(arms, tokens, settings, _clock(device), progress)
-            machine = machine_facts(device)
+            memory = _memory(model, settings, device)
+        return profile_of(ModelSubject(model, [[0] * settings.source_length]), memory, settings, progress)
     finally:
         model.train(training)
+
+
+def profile_of(
+    subject: Subject,
+    memory: Tensor,
+    settings: LatencySettings,
+    progress: Callable[[int, int], None] | None = None,
+) -> LatencyReport:
+    """As `profile_latency`, on any subject and its encoder output `memory` `(B, S, D)`, in the type they have."""
+    device, dtype = memory.device, memory.dtype
+    before = os.getloadavg() if hasattr(os, "getloadavg") else None
+    with _threads(settings.threads), _no_garbage_collection(), torch.inference_mode():
+        arms = make_arms(subject, settings, memory)
+        tokens, ties = _agree(arms, settings, device, dtype)
+        measured = _measure(arms, tokens, settings, _clock(device), progress)
+        machine = machine_facts(device)
     machine["load_before"] = None if before is None else round(before[0], 2)
-    config = model.config
-    names = ("d_model", "nhead", "dim_feedforward", "num_decoder_layers", "vocab_size")
-    return LatencyReport(settings, {name: getattr(config, name) for name in names}, machine, measured, ties)
+    sizes = {**layer_sizes(subject.decoder), "vocab_size": subject.vocab_size}
+    return LatencyReport(settings, sizes, machine, measured, ties)
 
 
 def _agree(
@@ -120,6 +133,7 @@ def _measure(
                 measured[name].start_samples.append(start)
                 measured[name].token_samples.append(steps)
                 measured[name].wall_samples.append(wall)
+                measured[name].cache_bytes = arms[name].nbytes
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -184,8 +198,7 @@ def _clock(device: torch.device) -> Clock:
     return synchronised
 
 
-def _check_fits(model: TranslationModel, settings: LatencySettings) -> None:
-    most = model.config.max_positions
+def _check_fits(most: int, settings: LatencySettings) -> None:
     for name in ("source_length", "tokens"):
         if getattr(settings, name) > most:
             raise UserError(f"{name} {getattr(settings, name)} is more than the model's {most} positions")

@@ -2,15 +2,14 @@
 
 from typing import Literal, Protocol
 
-import torch
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
-from torch import Tensor, nn
+from torch import Tensor
 
-from translator.cache import CACHE_KINDS, DecoderCache
+from translator.cache import CACHE_KINDS, CacheSpec, DecoderCache
 from translator.config import STRICT
-from translator.diagnostics.bench import torch_decoder
-from translator.model import TranslationModel
+from translator.diagnostics.subject import Subject
+from translator.errors import UserError
 
 UNCACHED, TORCH = "none", "torch"
 ARMS = (UNCACHED, *sorted(CACHE_KINDS), TORCH)
@@ -48,7 +47,12 @@ class LatencySettings:
 
 
 class Arm(Protocol):
-    """One way of decoding, driven from outside: the next token is always the caller's."""
+    """One way of decoding, driven from outside: the next token is always the caller's.
+
+    `nbytes` is what its cache held at the end of the last pass.
+    """
+
+    nbytes: int
 
     def start(self) -> None:
         """Once before the first token of a pass."""
@@ -63,30 +67,34 @@ class Arm(Protocol):
 class CachedArm:
     """A cache of one kind: each step sees one token."""
 
-    def __init__(self, model: TranslationModel, memory: Tensor, kind: str, capacity: int | None, beams: int) -> None:
-        self.model, self.memory, self.beams = model, memory, beams
-        self.kind, self.capacity = kind, capacity
+    def __init__(self, subject: Subject, memory: Tensor, spec: CacheSpec) -> None:
+        self.subject, self.memory, self.spec = subject, memory, spec
         self.cache: DecoderCache | None = None
+        self.nbytes = 0
 
     def start(self) -> None:
-        """`model.start()`."""
-        self.cache = self.model.start(self.memory, kind=self.kind, capacity=self.capacity, beams=self.beams)
+        """Cross-attention K and V, and an empty cache."""
+        self.cache = self.subject.start(self.memory, None, self.spec)
 
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """See `Arm.step`."""
         assert self.cache is not None
-        return self.model.logits(self.model.decode(tokens[:, t : t + 1], self.cache)[:, -1])
+        return self.subject.cached(tokens[:, t : t + 1], self.cache)[:, -1]
 
     def finish(self) -> None:
-        """Frees the cache."""
+        """Frees the cache, having noted its bytes."""
+        if self.cache is not None:
+            self.nbytes = self.cache.nbytes
         self.cache = None
 
 
 class UncachedArm:
     """The whole prefix at every token through the same decoder; one row of memory for each row of tokens."""
 
-    def __init__(self, model: TranslationModel, memory: Tensor, beams: int) -> None:
-        self.model, self.memory = model, memory.repeat_interleave(beams, dim=0)
+    nbytes = 0
+
+    def __init__(self, subject: Subject, memory: Tensor, beams: int) -> None:
+        self.subject, self.memory = subject, memory.repeat_interleave(beams, dim=0)
 
     def start(self) -> None:
         """Nothing is kept between tokens, so nothing is made ready."""
@@ -96,34 +104,31 @@ class UncachedArm:
 
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """See `Arm.step`."""
-        return self.model.logits(self.model.decode(tokens[:, : t + 1], self.memory)[:, -1])
+        return self.subject.uncached(tokens[:, : t + 1], self.memory, None, since=t)[:, -1]
 
 
 class TorchArm(UncachedArm):
-    """`UncachedArm` with `nn.TransformerDecoder` in place of the cached decoder, its parameters shared."""
-
-    def __init__(self, model: TranslationModel, memory: Tensor, beams: int, tokens: int) -> None:
-        super().__init__(model, memory, beams)
-        self.decoder = torch_decoder(model)
-        self.mask = nn.Transformer.generate_square_subsequent_mask(tokens, device=memory.device, dtype=memory.dtype)
+    """`UncachedArm` with `nn.TransformerDecoder` in place of the cached decoder, with the same weights."""
 
     def step(self, tokens: Tensor, t: int) -> Tensor:
         """See `Arm.step`."""
-        positions = self.model.target_positions(torch.arange(t + 1, device=tokens.device))
-        x = self.model._embed(tokens[:, : t + 1], positions)
-        mask = self.mask[: t + 1, : t + 1]
-        return self.model.logits(self.decoder(x, self.memory, tgt_mask=mask, tgt_is_causal=True)[:, -1])
+        return self.subject.by_another(tokens[:, : t + 1], self.memory, since=t)[:, -1]
 
 
-def make_arms(model: TranslationModel, settings: LatencySettings, memory: Tensor) -> dict[str, Arm]:
-    """The arms of `settings` by name, all on `model` and the encoder output `memory` `(B, S, D)`."""
+def make_arms(subject: Subject, settings: LatencySettings, memory: Tensor) -> dict[str, Arm]:
+    """The arms of `settings` by name, all on `subject` and the encoder output `memory` `(B, S, D)`.
+
+    Raises `UserError` for `torch` where there is no second implementation of the decoder.
+    """
     arms: dict[str, Arm] = {}
     for name in settings.arms:
         if name == UNCACHED:
-            arms[name] = UncachedArm(model, memory, settings.beams)
+            arms[name] = UncachedArm(subject, memory, settings.beams)
         elif name == TORCH:
-            arms[name] = TorchArm(model, memory, settings.beams, settings.tokens)
+            if subject.independent is None:
+                raise UserError("arm 'torch': PyTorch has no decoder with this attention structure")
+            arms[name] = TorchArm(subject, memory, settings.beams)
         else:
-            capacity = (settings.capacity or settings.tokens) if name == "static" else None
-            arms[name] = CachedArm(model, memory, name, capacity, settings.beams)
+            spec = CacheSpec.for_targets(name, settings.capacity or settings.tokens, beams=settings.beams)
+            arms[name] = CachedArm(subject, memory, spec)
     return arms

@@ -33,6 +33,7 @@ def latency_table(report: LatencyReport) -> Table:
     for mark in marks:
         table.add_column(f"ratio at {mark}", justify="right")
     table.add_column("ahead from", justify="right")
+    table.add_column("cache MB", justify="right")
     for name, arm in report.arms.items():
         later, slow = arm.median_ms[1:] or arm.median_ms, arm.p95_ms[1:] or arm.p95_ms
         times = [arm.start_ms, arm.first_token_ms, median(later), median(slow)]
@@ -43,6 +44,7 @@ def latency_table(report: LatencyReport) -> Table:
             f"{arm.cumulative_ms[-1]:.1f}",
             *(f"{arm.ratio[mark - 1]:.3f}" if arm.ratio else "" for mark in marks),
             "" if name == UNCACHED or not arm.ratio else str(arm.ahead_from or "never"),
+            f"{arm.cache_bytes / 1e6:.2f}" if arm.cache_bytes else "",
         )
     return table
 

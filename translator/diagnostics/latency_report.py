@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from translator.diagnostics.latency_arms import LatencySettings
+from translator.diagnostics.tables import as_text
 
 
 @dataclass(slots=True)
@@ -19,7 +20,8 @@ class ArmLatency:
     """One arm's times in milliseconds. Raw samples first: one start a repeat, one list of `tokens` times a repeat.
 
     `wall_samples` time each whole pass from outside, start and bookkeeping included. `ratio` compares the cumulative
-    time with `none` by position; empty without that arm.
+    time with `none` by position; empty without that arm. `cache_bytes` are allocated at the last token, K and V of the
+    source included.
     """
 
     name: str
@@ -27,6 +29,7 @@ class ArmLatency:
     token_samples: list[list[float]]
     wall_samples: list[float]
     ratio: list[float] = field(default_factory=list)
+    cache_bytes: int = 0
 
     @property
     def start_ms(self) -> float:
@@ -84,6 +87,7 @@ class ArmLatency:
             "tail_ratio": self.tail_ratio,
             "cumulative_ratio_to_none": self.ratio,
             "ahead_from_token": self.ahead_from,
+            "cache_bytes": self.cache_bytes,
         }
 
 
@@ -99,6 +103,11 @@ class LatencyReport:
     machine: dict[str, Any]
     arms: dict[str, ArmLatency]
     ties: int
+
+    def __str__(self) -> str:
+        from translator.diagnostics.latency_plot import latency_table  # which imports this module
+
+        return as_text(latency_table(self))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`; times in milliseconds, lists by position."""

@@ -1,6 +1,5 @@
 """Is decoding with a cache the same as without? Every logit, every token, every score, and PyTorch as the judge."""
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from translator.cache import CACHE_KINDS
 from translator.checkpoint import Checkpoint
 from translator.diagnostics.bench import PATHS, Bench, SpecialIds
 from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.subject import ModelSubject, Subject
+from translator.diagnostics.tables import as_text
 from translator.diagnostics.tally import TOLERANCES, Check, Tally, TokenDifference
 from translator.errors import UserError
-from translator.model import TranslationModel
 from translator.search.base import check_finite
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -61,13 +61,16 @@ class ParityReport:
 
     @property
     def judged(self) -> list[Check]:
-        """The checks that decide; the others are reported."""
-        return [check for check in self.checks if check.verdict != "reported"]
+        """The checks that decide; the others are reported, or had nothing to compare with."""
+        return [check for check in self.checks if check.verdict not in ("reported", "skipped")]
 
     @property
     def passed(self) -> bool:
         """Whether something was judged and nothing failed."""
         return bool(self.judged) and all(check.verdict != "FAIL" for check in self.judged)
+
+    def __str__(self) -> str:
+        return "\n".join([as_text(report_table(self)), *report_notes(self), report_summary(self)])
 
 
 def check_parity(
@@ -90,42 +93,49 @@ def check_parity(
         raise UserError(f"a parity check needs a beam of {SHORTEST_BEAM} or more, not {beam_size}: fewer hide faults")
     if config.max_positions < LIFE_POSITIONS or max_tokens < 2:
         raise UserError(f"a parity check needs a model of {LIFE_POSITIONS} positions or more, and targets of 2 tokens")
-    plan = scenarios(kinds, beam_size)
     texts = [*(lines or ()), *(LINES if len(lines or ()) < FEWEST_LINES else ())]
     limit = config.max_positions - 1
     sources = [[*tokenizer.encode(text)[:limit], tokenizer.eos_id] for text in texts]
     special = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
     starts = range(0, len(sources), BATCH)
-    total, done, checks = len(DTYPES) * len(plan) * len(starts), 0, []
-    for dtype in DTYPES:
-        model = in_dtype(checkpoint.model, dtype)
+    subjects = [ModelSubject(checkpoint.model, sources[start : start + BATCH], special.pad) for start in starts]
+    return parity_of(
+        subjects, special, kinds=kinds, dtypes=DTYPES, beam_size=beam_size, max_tokens=max_tokens, progress=progress
+    )
+
+
+def parity_of(
+    subjects: Sequence[Subject],
+    special: SpecialIds,
+    *,
+    kinds: Iterable[str],
+    dtypes: Sequence[torch.dtype],
+    beam_size: int,
+    max_tokens: int,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """As `check_parity`, on any subjects: batches of sentences of one decoder."""
+    plan = scenarios(kinds, beam_size)
+    total, done, checks = len(dtypes) * len(plan) * len(subjects), 0, []
+    for dtype in dtypes:
         tallies = {key: Tally() for key in plan}
-        for start in starts:
+        first_line = 1
+        for subject in subjects:
+            longest = min(max_tokens, subject.max_positions)
             bench = Bench(
-                model,
-                sources[start : start + BATCH],
-                special=special,
-                beams=beam_size,
-                longest=min(max_tokens, config.max_positions),
-                first_line=start + 1,
+                subject.in_dtype(dtype), special=special, beams=beam_size, longest=longest, first_line=first_line
             )
+            first_line += bench.sentences
             # What PyTorch's own decoder can't compute is no fault of a cache.
-            rows = [
-                (index, tuple(bench.tokens[index, : bench.longest].tolist())) for index in range(len(bench.sources))
-            ]
-            check_finite(bench.logits("torch", rows, 0))
+            rows = [(index, tuple(bench.tokens[index, :longest].tolist())) for index in range(bench.sentences)]
+            check_finite(bench.logits(bench.paths[-1], rows, 0))
             for key, scenario in plan.items():
                 run(scenario, bench, tallies[key])
                 done += 1
                 if progress:
                     progress(done, total)
         checks += [Check(dtype, kind, name, tally) for (kind, name), tally in tallies.items()]
-    return ParityReport(len(sources), checks)
-
-
-def in_dtype(model: TranslationModel, dtype: torch.dtype) -> TranslationModel:
-    """A copy of `model` in eval mode; the original is left alone."""
-    return copy.deepcopy(model).to(dtype).eval()
+    return ParityReport(sum(len(subject.source_lengths) for subject in subjects), checks)
 
 
 def report_table(report: ParityReport) -> Table:
@@ -166,6 +176,8 @@ def report_notes(report: ParityReport) -> list[str]:
     notes = []
     for check in report.checks:
         where = f"{type_name(check.dtype)}, {check.kind}, {check.name}"
+        notes += [f"{where}: left out, {refused}" for refused in sorted(check.tally.refused)]
+        notes += [f"{where}: skipped, {check.tally.skipped}"] if check.tally.skipped else []
         notes += [f"{where}: {error}" for error in check.tally.errors]
         notes += [f"{where}: {_describe(check, difference)}" for difference in check.tally.differences]
     return notes

@@ -1,15 +1,16 @@
 """What a cache is put through. Each scenario compares every logit it produces with both paths that need no cache."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from translator.cache import CACHE_KINDS
+from translator.cache import CACHE_KINDS, CacheSpec, UnsupportedCacheOperation
 from translator.diagnostics.bench import PATHS, Bench, Row
 from translator.diagnostics.searches import (
-    RecordedCacheStepper,
+    RecordedCacheDecoding,
     compare_results,
     compare_turns,
     reference_search,
@@ -46,11 +47,12 @@ class Grid:
         capacity: int = CAPACITY,
         block: int = 1,
     ) -> None:
-        """`block` is the unit of the views that attention gets; see `DecoderCache.begin`."""
+        """`block` is the unit of the views that attention gets; see `CacheSpec`."""
         self.bench = bench
         self.tally = tally
-        self.cache = bench.start(sentences, kind, beams, capacity if kind == "static" else FIRST_SLOTS)
-        self.cache.begin = functools.partial(self.cache.begin, block=block)  # type: ignore[method-assign]
+        needed = CACHE_KINDS[kind].needs_capacity
+        spec = CacheSpec(kind=kind, capacity=capacity if needed else FIRST_SLOTS, beams=beams, block=block)
+        self.cache = bench.start(sentences, spec)
         self.grid: list[list[Row]] = [[(sentence, ())] * beams for sentence in sentences]
         self.pending: list[tuple[Tensor, Tensor]] = []
         self.fed = 0
@@ -64,13 +66,12 @@ class Grid:
         """Tokens in each row `(rows,)`, by the record."""
         return torch.tensor([len(tokens) for _, tokens in self.rows])
 
-    @torch.no_grad()
     def step(self, T: int) -> None:
         """Feeds every row T tokens of its own."""
         before = self.lengths()
         tokens = self.bench.tokens[: len(before), self.fed : self.fed + T]
         self.fed += T
-        logits = self.bench.model.logits(self.bench.model.decode(tokens.to(self.bench.device), self.cache))
+        logits = self.bench.subject.cached(tokens.to(self.bench.subject.device), self.cache)
         self.pending.append((before, logits))
         grown = [(row[0], (*row[1], *new)) for row, new in zip(self.rows, tokens.tolist(), strict=True)]
         K = len(self.grid[0])
@@ -82,7 +83,7 @@ class Grid:
             return
         pending, self.pending = self.pending, []
         rows, since = self.rows, min(int(before.min()) for before, _ in pending)
-        for path in PATHS:
+        for path in self.bench.paths:
             expected = self.bench.logits(path, rows, since)
             for before, logits in pending:
                 places = before.unsqueeze(1) + torch.arange(logits.shape[1]) - since
@@ -111,9 +112,13 @@ class Grid:
         self.grid = [self.grid[b] for b in keep]
 
     def crop(self, lengths: Tensor) -> None:
-        """Shortens the rows to `lengths` `(rows,)`."""
+        """Shortens the rows to `lengths` `(rows,)`; a state that can't says so, and nothing has changed."""
         self.check()
-        self.cache.crop(lengths)
+        try:
+            self.cache.crop(lengths)
+        except UnsupportedCacheOperation as refused:
+            self.tally.refused.add(str(refused))
+            return
         wanted = iter(lengths.tolist())
         self.grid = [[(row[0], row[1][: next(wanted)]) for row in rows] for rows in self.grid]
 
@@ -132,26 +137,27 @@ class Grid:
         sentences = [rows[0][0] for rows in (newcomers or self).grid]
         self.grid = [[(sentence, ())] * len(rows) for sentence, rows in zip(sentences, self.grid, strict=True)]
 
+    @torch.no_grad()
     def poison(self, T: int, *, commit: bool) -> None:
         """Writes T tokens of NaN and takes them back: a slot that isn't cleaned shows, masked or not."""
         self.check()
-        before = self.lengths()
-        step = self.cache.begin(T)
-        for layer in step.layers:
-            k = layer.cache.cross_attn.k
-            bad = k.new_full((len(before), k.shape[1], T, k.shape[3]), float("nan"))
-            layer.update(bad, bad)
+        before, decoder = self.lengths(), self.bench.subject.decoder
+        commit = commit and not self.tally.refused  # what can't be cropped can't be taken back
+        x = next(decoder.parameters()).new_full((len(before), T, decoder.stack[0].multihead_attn.embed_dim), math.nan)
         if commit:
-            self.cache.commit(step)
+            decoder.step(x, self.cache, decoder.operations())
             self.cache.crop(before)
-        else:
-            self.cache.rollback()
+            return
+        step = self.cache.begin(T)
+        for layer, layer_step, ops in zip(decoder.stack, step.layers, decoder.operations(), strict=True):
+            x = layer.run(x, layer_step, ops)
+        self.cache.rollback()
 
 
 def teacher_forced(bench: Bench, kind: str, tally: Tally) -> None:
     """Given tokens over all sentences as one ragged batch, in steps of one, of several, and all at once."""
     for lengths in STEP_LENGTHS:
-        grid = Grid(bench, tally, range(len(bench.sources)), kind, capacity=bench.longest)
+        grid = Grid(bench, tally, range(bench.sentences), kind, capacity=bench.longest)
         turn = 0
         while grid.fed < bench.longest:
             grid.step(min(lengths[turn % len(lengths)], bench.longest - grid.fed))
@@ -216,23 +222,26 @@ def _reused(bench: Bench, kind: str, tally: Tally, block: int) -> None:
 
 def _pick(bench: Bench, *sentences: int) -> list[int]:
     """These sentences of the bench, from the start again where it has fewer."""
-    return [sentence % len(bench.sources) for sentence in sentences]
+    return [sentence % bench.sentences for sentence in sentences]
 
 
 def whole_search(bench: Bench, kind: str, tally: Tally, *, beams: int) -> None:
     """A search to its end, sentences finishing at different steps."""
-    stepper = RecordedCacheStepper(bench, kind, beams)
-    references = {path: reference_search(bench, path, beams) for path in PATHS}
+    decoding = RecordedCacheDecoding(bench, kind, beams)
+    references = {path: reference_search(bench, path, beams) for path in bench.paths}
     try:
-        searched = run_search(stepper)
+        searched = run_search(decoding)
     finally:  # what a search did before it raised still tells how far off it was
-        parted = {path: compare_turns(tally, path, stepper.turns, known.turns) for path, known in references.items()}
+        parted = {path: compare_turns(tally, path, decoding.turns, known.turns) for path, known in references.items()}
     for path, known in references.items():
         compare_results(tally, path, searched, known, parted=parted[path], first_line=bench.first_line)
 
 
 def uncached_path(bench: Bench, tally: Tally) -> None:
-    """The reference itself, against PyTorch: given tokens and whole searches."""
+    """The reference itself, against another implementation: given tokens and whole searches."""
+    if len(bench.paths) < 2:
+        tally.skipped = "this structure has no reference of its own to set beside the uncached path"
+        return
     tally.compare("torch", *(bench.logits(path, _given_rows(bench), 0) for path in PATHS))
     for beams in (1, bench.beams):
         mine, theirs = (reference_search(bench, path, beams) for path in PATHS)
@@ -242,14 +251,14 @@ def uncached_path(bench: Bench, tally: Tally) -> None:
 
 def later_tokens(bench: Bench, tally: Tally) -> None:
     """Neither reference may look ahead: other tokens in the second half leave the first half's logits as they were."""
-    rows, half, V = _given_rows(bench), bench.longest // 2, bench.model.config.vocab_size
+    rows, half, V = _given_rows(bench), bench.longest // 2, bench.subject.vocab_size
     changed = [(s, (*tokens[:half], *((token + 1) % V for token in tokens[half:]))) for s, tokens in rows]
-    for path in PATHS:
+    for path in bench.paths:
         tally.compare(path, bench.logits(path, changed, 0)[:, :half], bench.logits(path, rows, 0)[:, :half])
 
 
 def _given_rows(bench: Bench) -> list[Row]:
-    return [(s, tuple(bench.tokens[s, : bench.longest].tolist())) for s in range(len(bench.sources))]
+    return [(s, tuple(bench.tokens[s, : bench.longest].tolist())) for s in range(bench.sentences)]
 
 
 Scenario = Callable[[Bench, Tally], None]

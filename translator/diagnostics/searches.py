@@ -4,71 +4,78 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor
 
+from translator.cache import CacheSpec
 from translator.config import DecodeConfig
 from translator.diagnostics.bench import Bench, Row
 from translator.diagnostics.tally import Tally, TokenDifference
-from translator.search import CachedStepper, Hypothesis, Sentences, search
+from translator.engine import MatrixScores
+from translator.search import Hypothesis, Sentences, search
 
 Turn = tuple[list[Row], Tensor]
 """One step of a search: what each row held, and its logits `(rows, V)`."""
 
 
-class WholePrefixStepper:
-    """A `Stepper` that recomputes every row from its first token, by one of `bench.PATHS`. Keeps all `turns`."""
+class WholePrefixDecoding:
+    """A `Decoding` that recomputes every row from its first token, by one of `bench.paths`. Keeps all `turns`."""
 
     def __init__(self, bench: Bench, path: str, beams: int) -> None:
         self.bench = bench
         self.path = path
-        self.batch_size = len(bench.sources)
+        self.batch_size = bench.sentences
         self.beams = beams
         self.rows: list[Row] = [(sentence, ()) for sentence in range(self.batch_size) for _ in range(beams)]
         self.turns: list[Turn] = []
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """See `Stepper`."""
+    def step(self, tokens: Tensor) -> MatrixScores:
+        """See `Decoding`."""
         self.rows = [(row[0], (*row[1], token)) for row, token in zip(self.rows, tokens.tolist(), strict=True)]
         logits = self.next_logits(tokens)
         self.turns.append((self.rows, logits))
-        return logits
+        return MatrixScores(logits)
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """Logits `(rows, V)` after the rows as they are, `tokens` `(rows,)` already appended."""
         return self.bench.compute(self.path, self.rows, len(self.rows[0][1]) - 1)[:, 0]
 
     def reorder(self, beam: Tensor) -> None:
-        """See `Stepper`."""
+        """See `Decoding`."""
         self.rows = [self.rows[b * self.beams + k] for b, parents in enumerate(beam.tolist()) for k in parents]
 
     def compact(self, keep: Tensor) -> None:
-        """See `Stepper`."""
+        """See `Decoding`."""
         self.rows = [self.rows[b * self.beams + k] for b in keep.tolist() for k in range(self.beams)]
         self.batch_size = len(keep)
 
+    def admit(self, slots: Sequence[int], newcomers: Any) -> None:
+        """No search of a check lets sentences in."""
+        raise NotImplementedError
 
-class RecordedCacheStepper(WholePrefixStepper):
-    """The product's `CachedStepper`, beside a record of its own of what each row holds."""
+
+class RecordedCacheDecoding(WholePrefixDecoding):
+    """Steps with a cache, beside a record of its own of what each row holds."""
 
     def __init__(self, bench: Bench, kind: str, beams: int) -> None:
         super().__init__(bench, kind, beams)
-        capacity = bench.longest if kind == "static" else None
-        self.cached = CachedStepper(bench.model, bench.start(range(self.batch_size), kind, beams, capacity))
+        spec = CacheSpec.for_targets(kind, bench.longest, beams=beams)
+        self.cache = bench.start(range(self.batch_size), spec)
 
     def next_logits(self, tokens: Tensor) -> Tensor:
         """One step of the cache."""
-        return self.cached.step(tokens)
+        return self.bench.subject.cached(tokens.to(self.bench.subject.device).unsqueeze(1), self.cache)[:, -1]
 
     def reorder(self, beam: Tensor) -> None:
-        """See `Stepper`."""
+        """See `Decoding`."""
         super().reorder(beam)
-        self.cached.reorder(beam)
+        self.cache.reorder(beam)
 
     def compact(self, keep: Tensor) -> None:
-        """See `Stepper`."""
+        """See `Decoding`."""
         super().compact(keep)
-        self.cached.compact(keep)
+        self.cache.compact(keep)
 
 
 @dataclass(slots=True)
@@ -79,22 +86,22 @@ class Searched:
     found: list[list[Hypothesis]]
 
 
-def run_search(stepper: WholePrefixStepper) -> Searched:
+def run_search(decoding: WholePrefixDecoding) -> Searched:
     """Greedy for one beam, else beam search with as many hypotheses as beams, under limits that differ by sentence."""
-    bench = stepper.bench
-    config = DecodeConfig(beam_size=stepper.beams, n_best=stepper.beams)
+    bench = decoding.bench
+    config = DecodeConfig(beam_size=decoding.beams, n_best=decoding.beams)
     sentences = Sentences(
-        max_lengths=[min(config.max_length(len(source)), bench.longest) for source in bench.sources],
+        max_lengths=[min(config.max_length(length), bench.longest) for length in bench.subject.source_lengths],
         bos_id=bench.special.bos,
         eos_id=bench.special.eos,
         pad_id=bench.special.pad,
     )
-    return Searched(stepper.turns, search(stepper, sentences, config))
+    return Searched(decoding.turns, search(decoding, sentences, config))
 
 
 def reference_search(bench: Bench, path: str, beams: int) -> Searched:
     """The search by a path without a cache, remembered."""
-    return bench.once(path, ("search", beams), lambda: run_search(WholePrefixStepper(bench, path, beams)))
+    return bench.once(path, ("search", beams), lambda: run_search(WholePrefixDecoding(bench, path, beams)))
 
 
 def compare_turns(tally: Tally, against: str, mine: Sequence[Turn], theirs: Sequence[Turn]) -> int | None:

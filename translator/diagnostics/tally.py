@@ -45,6 +45,10 @@ class Tally:
     differences: list[TokenDifference] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     searched: dict[str, int] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    """Operations that a layer's state can't do and refused by name: left out, and no fault."""
+    skipped: str = ""
+    """Why there was nothing to compare, where that is no fault."""
 
     @property
     def positions(self) -> int:
@@ -116,8 +120,11 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """`"pass"`, `"FAIL"`, `"tie"` (tokens differ, but at a tie) or `"reported"` (a type that isn't judged)."""
+        """`"pass"`, `"FAIL"`, `"tie"` (tokens differ, but at a tie), `"reported"` (a type that isn't judged) or
+        `"skipped"` (nothing to compare with)."""
         tally = self.tally
+        if tally.skipped:
+            return "skipped"
         if tally.errors or not (tally.positions or tally.searches):
             return "FAIL"
         if self.dtype not in TOLERANCES:

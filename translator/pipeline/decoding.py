@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from translator.cache import CacheSpec
 from translator.config import DecodeConfig
 from translator.errors import UserError
 from translator.model import TranslationModel
@@ -91,8 +92,8 @@ class PieceDecoder:
         source = pad([piece.ids for piece in pieces], self.tokenizer.pad_id).to(device)
         hidden = padding([len(piece.ids) for piece in pieces]).to(device)
         memory = self.model.encode(source, hidden)
-        capacity = self.model.config.max_positions if self.cache == "static" else None
-        return CachedStepper(self.model, self.model.start(memory, hidden, self.cache, capacity, beams=rows))
+        spec = CacheSpec.for_targets(self.cache, self.model.config.max_positions, beams=rows)
+        return CachedStepper(self.model, self.model.start(memory, hidden, spec))
 
     def _sentences(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> Sentences:
         limit = self.model.config.max_positions

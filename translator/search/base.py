@@ -9,6 +9,7 @@ from torch import Tensor
 
 from translator.cache import DecoderCache
 from translator.config import DecodeConfig
+from translator.engine import MatrixScores
 from translator.errors import UserError
 from translator.model import TranslationModel
 
@@ -30,7 +31,7 @@ class Stepper(Protocol):
     def beams(self) -> int:
         """Rows a sentence, K."""
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor | MatrixScores:
         """Logits `(rows, V)` of the token after `tokens` `(rows,)`, which are appended to each row."""
 
     def reorder(self, beam: Tensor) -> None:
@@ -160,7 +161,8 @@ def next_log_probs(stepper: Stepper, tokens: Tensor) -> Tensor:
 
     Raises `UserError` when the model gives something else than numbers.
     """
-    logits = stepper.step(tokens)
+    scores = stepper.step(tokens)
+    logits = scores if isinstance(scores, Tensor) else scores.logits()
     if logits.dtype != torch.float64:
         logits = logits.float()
     log_probs = logits.log_softmax(dim=-1).cpu()

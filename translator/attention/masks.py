@@ -1,6 +1,7 @@
 """The one place where masks change polarity: PyTorch's modules hide with True, `scaled_dot_product_attention` shows."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -61,16 +62,62 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype)
 
 
-def restrict(mask: Tensor, visible: Tensor | None, is_causal: bool, T: int) -> Tensor:
-    """`mask` `(…, T or 1, S)` (True = visible, or floats to add) narrowed to what a step's own mask shows.
+def view_mask(
+    past: int | Tensor,
+    T: int,
+    visible: int,
+    device: torch.device,
+    window: int | None = None,
+    keys: Tensor | None = None,
+) -> tuple[Tensor | None, bool]:
+    """`(mask, is_causal)` for T new tokens on rows of `past` tokens, one number or `(rows,)`, that see `visible` slots.
 
-    T is told, not read off `mask`: one made of key padding alone has a single row for all T queries.
+    Token `i` of a row stands at position `past + i` and sees the keys at or before it, the last `window` of them at
+    most. `keys` `(visible,)` or `(rows, visible)` are the positions of the slots, -1 for an empty one; by default slot
+    `j` stands at `j`. The mask is None, `(T, visible)` or `(rows, 1, T, visible)`, True = visible.
+    """
+    if isinstance(past, int) and keys is None:
+        hides_none = window is None or window >= visible
+        if visible == past + T and hides_none and (T == 1 or past == 0):
+            return None, T > 1
+    places = torch.arange(visible, device=device) if keys is None else keys
+    if isinstance(past, int):
+        queries = torch.arange(past, past + T, device=device).unsqueeze(1)  # (T, 1)
+    else:
+        queries = past.to(device)[:, None, None] + torch.arange(T, device=device).unsqueeze(1)  # (rows, T, 1)
+    if places.dim() == 2:
+        places = places.unsqueeze(1)  # (rows, 1, visible)
+    seen = places <= queries
+    if window is not None:
+        seen &= places > queries - window
+    if keys is not None:
+        seen &= places >= 0
+    return (seen if seen.dim() == 2 else seen.unsqueeze(1)), False
+
+
+def restrict(mask: Tensor, visible: Tensor | None, is_causal: bool, T: int, keys: Tensor | None = None) -> Tensor:
+    """A caller's `mask` `(…, T or 1, S)` over positions (True = visible, or floats to add), narrowed to a step's own.
+
+    T is told, not read off `mask`: one made of key padding alone has a single row for all T queries. `keys` are the
+    positions of the slots where they aren't 0, 1, 2, …; see `view_mask`.
     """
     if visible is None:
         if not is_causal:
             return mask
         visible = ~causal_mask(T, mask.shape[-1], mask.device)
+    if keys is not None:
+        mask = _at(mask, keys.clamp(0, mask.shape[-1] - 1))
+    elif visible.shape[-1] > mask.shape[-1]:  # slots beyond the last token, which `visible` hides
+        mask = F.pad(mask, (0, visible.shape[-1] - mask.shape[-1]))
     return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, float("-inf"))
+
+
+def _at(mask: Tensor, keys: Tensor) -> Tensor:
+    if keys.dim() == 1:
+        return mask[..., keys]
+    mask = mask if mask.dim() == 4 else mask[None, None]
+    mask = mask.expand(keys.shape[0], -1, -1, -1)
+    return mask.gather(3, keys[:, None, None, :].expand(-1, mask.shape[1], mask.shape[2], -1))
 
 
 def causal_mask(T: int, S: int, device: torch.device | None = None) -> Tensor:

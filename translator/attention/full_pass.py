@@ -1,0 +1,47 @@
+"""A pass over whole sequences, with no cache behind it: training, and the reference for everything cached."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from translator.attention.structure import Kernel
+
+
+class FullPass:
+    """An `AttentionStep` over all T tokens at once; masks in `scaled_dot_product_attention`'s polarity.
+
+    `mask` broadcasts to `(B, H, T, T)`, `source_mask` to `(B, H, T, S)`; `memory` is `(B, S, D)`, None for an encoder.
+    """
+
+    state = None
+
+    def __init__(
+        self,
+        T: int,
+        mask: Tensor | None,
+        is_causal: bool = False,
+        memory: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> None:
+        self.T = T
+        self.mask = mask
+        self.is_causal = is_causal
+        self.memory = memory
+        self.source_mask = source_mask
+
+    @property
+    def positions(self) -> Tensor:
+        """`(1, T)`, from 0."""
+        return torch.arange(self.T, device=None if self.mask is None else self.mask.device).unsqueeze(0)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """See `AttentionStep.attend`."""
+        return kernel(q, k, v, self.mask, self.is_causal, dropout)
+
+    def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See `AttentionStep.source`."""
+        if self.memory is None:
+            raise ValueError("an encoder's pass has no source to attend to")
+        k, v = project(self.memory)
+        return k, v, self.source_mask

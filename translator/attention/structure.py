@@ -1,0 +1,85 @@
+"""What an attention structure is: it owns its weights and its state, and names its products.
+
+A structure is what a layer's `self_attn` is. It runs on a *step*, which is either one layer's share of a cached step
+(`translator.cache.LayerStep`) or a pass over whole sequences (`FullPass`): same code, and what differs is where K and V
+come from. Shape letters: `B` sentences, `rows` hypotheses, `T` new target tokens, `S` source tokens, `H` query heads,
+`H_kv` key heads, `D` model width, `D_head` head width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from translator.cache import CacheSpec, LayerState
+    from translator.engine.operations import Operations
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
+"""`kernel(q, k, v, mask, is_causal, dropout)`, as `translator.attention.kernels.attend`."""
+
+Product = tuple[Tensor, Tensor | None]
+"""Weight `(out, in)` and bias `(out,)` of a matrix product."""
+
+
+class AttentionStep(Protocol):
+    """What a structure sees of the sequence: positions, attention under the right mask, its state between steps."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the T tokens, `(rows, T)` or `(1, T)`, int64."""
+
+    @property
+    def state(self) -> "LayerState | None":
+        """What `new_state` made, under the lifecycle of the cache; None in a pass over whole sequences."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """`(rows, H, T, D_head)`: q over all of K and V, the new `k`, `v` `(rows, H_kv, T, D_head)` included."""
+
+    def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """K, V `(B, H_kv, S, D_head)` and mask of the source: kept by a cache, else `project(memory)`."""
+
+
+class Structure(nn.Module, ABC):
+    """A self-attention structure.
+
+    Subclasses take what `nn.MultiheadAttention` takes: `embed_dim`, `num_heads`, and by name `dropout`, `bias`,
+    `batch_first`, `device`, `dtype`.
+    """
+
+    dropout: float = 0.0
+    """The probability with which attention weights are dropped in training."""
+
+    batch_first: bool = True
+
+    @abstractmethod
+    def products(self) -> dict[str, Product]:
+        """The structure's matrix products by the names it calls them by, for engines to prepare."""
+
+    @abstractmethod
+    def new_state(self, spec: "CacheSpec", rows: int) -> "LayerState":
+        """Empty state for `rows` hypotheses; sizes, device and type come from the structure, never from a tensor."""
+
+    def reference(self, x: Tensor) -> Tensor:
+        """The same attention over whole causal sequences `(rows, T, D)`, computed in another way, for proofs.
+
+        Optional: without one, a structure is judged by its own pass over whole sequences alone.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reference of its own")
+
+    @abstractmethod
+    def attend(
+        self,
+        x: Tensor,
+        step: AttentionStep,
+        ops: "Operations",
+        *,
+        norm: str | None = None,
+        dropout: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`x` `(rows, T, D)` → `(rows, T, D)`.
+
+        The layer's `norm` belongs to the products on `x`, its `dropout` and `residual` to the last product.
+        """

@@ -1,0 +1,65 @@
+"""What a cache should be like, checked once; and what containers there are."""
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from translator.cache.state import KeyValueState
+
+CACHE_KINDS: dict[str, type[KeyValueState]] = {}
+"""Containers by kind. Settings, command line, diagnostics and tests read it from here."""
+
+Container = TypeVar("Container", bound=type[KeyValueState])
+
+
+def register(container: Container) -> Container:
+    """Class decorator: makes a container known under its `kind`."""
+    CACHE_KINDS[container.kind] = container
+    return container
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """How a decoder keeps its state. Raises `ValueError` for an unknown kind or impossible sizes.
+
+    `capacity`: tokens a row has room for (a kind that grows starts with it); `beams` K: rows a sentence; `block`: keys
+    are shown in whole blocks of so many slots; `dtype` of K and V, by default the decoder's; `sentences`: slots of the
+    grid, by default as many as the first memory brings; `source_capacity`: source tokens a slot has room for, by
+    default as many as it needs.
+    """
+
+    kind: str = "dynamic"
+    capacity: int | None = None
+    beams: int = 1
+    block: int = 1
+    dtype: torch.dtype | None = None
+    sentences: int | None = None
+    source_capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in CACHE_KINDS:
+            raise ValueError(f"unknown cache kind {self.kind!r}; known: {', '.join(sorted(CACHE_KINDS))}")
+        for name in ("capacity", "beams", "block", "sentences", "source_capacity"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value} must be at least 1")
+        if self.capacity is None and CACHE_KINDS[self.kind].needs_capacity:
+            raise ValueError(f"cache kind {self.kind!r} needs a capacity: the most tokens a row will hold")
+
+    @classmethod
+    def for_targets(cls, kind: str, longest: int, *, beams: int = 1) -> "CacheSpec":
+        """For targets of at most `longest` tokens: a kind that must know gets that capacity, another grows."""
+        if kind in CACHE_KINDS and CACHE_KINDS[kind].needs_capacity:
+            return cls(kind=kind, capacity=longest, beams=beams)
+        return cls(kind=kind, beams=beams)
+
+    def with_beams(self, beams: int) -> "CacheSpec":
+        """The same with another number of beams."""
+        return replace(self, beams=beams)
+
+    def key_value_state(
+        self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device
+    ) -> KeyValueState:
+        """An empty container of this kind; what structures that keep K and V return from `new_state`."""
+        return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=device)

@@ -1,0 +1,142 @@
+"""The contract of what one layer keeps between steps, and the part of it that holds K and V."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from translator.attention.structure import Kernel
+
+if TYPE_CHECKING:
+    from translator.cache.lengths import Lengths
+    from translator.cache.spec import CacheSpec
+    from translator.cache.step import LayerStep, Step, View
+
+
+class CacheFullError(RuntimeError):
+    """A step would need more slots than the container was given."""
+
+
+class UnsupportedCacheOperation(NotImplementedError):
+    """The state cannot do what was asked; the message names both."""
+
+
+class LayerState(ABC):
+    """What one layer keeps of the tokens of each row. Made by the layer's structure, driven by the `DecoderCache`.
+
+    Lengths live in the `DecoderCache`, not here: layers are written one after another, so a length per layer would be
+    ambiguous in the middle of a forward pass. A step calls `begin` on every state, then each layer writes its share,
+    then `commit` or `rollback` reaches every state. An operation that a state can't do raises and names both.
+    """
+
+    kind: str
+    needs_write: ClassVar[bool] = True
+    """Whether a step in which this layer wrote nothing is a mistake."""
+
+    @abstractmethod
+    def begin(self, step: Step) -> View:
+        """Makes room for `step.T` more tokens in every row and says which slots the step sees.
+
+        Nothing written before may change. Raises `CacheFullError` when there is no room.
+        """
+
+    def commit(self, step: Step) -> None:  # noqa: B027 - most states have nothing to do
+        """The step counts: states that keep old and new apart swap here."""
+
+    def rollback(self, step: Step) -> None:
+        """The step never happened: what it wrote goes."""
+        self.clear(step.lengths, step.end)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+
+    # -- the life of a grid: rows are indices of the whole stack's grid ---------------------------------------------
+
+    def expand(self, beams: int, length: int) -> None:
+        """Repeats every row `beams` times, neighbours first; `length` slots are filled in the longest."""
+        raise self.cannot("expand")
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Row `i` becomes the old row `rows[i]`; fewer rows than before drops the rest."""
+        raise self.cannot("reorder or compact")
+
+    def read(self, rows: slice, length: int) -> dict[str, Tensor]:
+        """What these rows hold of their first `length` tokens, by name; each tensor's first dimension is the rows."""
+        raise self.cannot("be read, which admit needs of the newcomer")
+
+    def write(self, rows: slice, contents: dict[str, Tensor], length: int) -> None:
+        """These rows become `contents`, as `read` gives it, whatever they held."""
+        raise self.cannot("admit")
+
+    def admit(self, rows: slice, source: LayerState, theirs: slice, length: int) -> None:
+        """Rows `rows` become the rows `theirs` of `source` (one is repeated), of whom `length` tokens are filled."""
+        contents = source.read(theirs, length)
+        repeats = (rows.stop - rows.start) // max(len(next(iter(contents.values()))), 1)
+        if repeats > 1:
+            contents = {name: part.repeat_interleave(repeats, dim=0) for name, part in contents.items()}
+        self.write(rows, contents, length)
+
+    def require(self, method: str, operation: str) -> None:
+        """Raises `UnsupportedCacheOperation` when `method` isn't this state's own, before any layer has changed."""
+        if getattr(type(self), method) is getattr(LayerState, method):
+            raise self.cannot(operation)
+
+    def check_clear(self, lengths: Lengths) -> None:
+        """Raises `UnsupportedCacheOperation` when rows can't be shortened to `lengths`."""
+        self.require("clear", "crop, reset or roll back a step")
+
+    def check_room(self, length: int) -> None:  # noqa: B027 - most states can always grow
+        """Raises `CacheFullError` when a row can't hold `length` tokens."""
+
+    def clear(self, lengths: Lengths, until: int) -> None:
+        """Forgets each row's tokens from its length up to `until`."""
+        raise self.cannot("crop, reset or roll back a step")
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Moves or converts what is held."""
+        raise self.cannot("be moved or converted")
+
+    def cannot(self, operation: str) -> UnsupportedCacheOperation:
+        """The error to raise for an operation that this state lacks."""
+        return UnsupportedCacheOperation(f"cache kind {self.kind!r} cannot {operation}")
+
+
+class KeyValueState(LayerState):
+    """K and V of one layer's self-attention: what a cache container is. One row for each hypothesis.
+
+    Slots in a view but beyond a row's length are zero, and masked: a mask alone doesn't stop NaN.
+    """
+
+    needs_capacity: ClassVar[bool] = False
+    """Whether `CacheSpec.capacity` must be given."""
+
+    @abstractmethod
+    def __init__(
+        self,
+        spec: CacheSpec,
+        rows: int,
+        heads: int,
+        width: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Empty, for `rows` hypotheses of `heads` key heads, each `width` wide."""
+
+    @abstractmethod
+    def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
+        """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`."""
+
+    @abstractmethod
+    def shown(self, view: View) -> tuple[Tensor, Tensor]:
+        """K and V `(rows, H_kv, view.visible, D_head)`, old and new together."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: LayerStep, kernel: Kernel, dropout: float) -> Tensor:
+        """Appends `k, v`, then attends. A container that reads its own form (blocks, codes) does so here."""
+        k, v = step.update(k, v)
+        return kernel(q, k, v, step.mask, step.is_causal, dropout)

@@ -1,0 +1,139 @@
+"""What a search needs of whatever computes: `Engine`, `Decoding`, `Scores`. Shapes as in `translator.attention`."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from translator.cache import CacheSpec
+
+NEVER = float("-inf")
+
+
+class Scores(Protocol):
+    """Log-probabilities of every row's next token, on the device where they were computed; valid until the next step.
+
+    Nothing here copies, sorts or normalises a whole `(rows, V)` matrix unless `logits` is asked for.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Rows of the grid."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def log_z(self) -> Tensor:
+        """What to take from a row's logits to get log-probabilities, `(rows,)`, float32 or better."""
+
+    def top(self, k: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best next tokens of each row: log-probabilities `(rows, k)`, descending, and ids `(rows, k)`.
+
+        `banned` `(rows, n)` are ids that may not be chosen (-1 for none): with fewer than k left, the rest is -inf.
+        """
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities of the ids `(rows, n)`, `(rows, n)`."""
+
+    def logits(self) -> Tensor:
+        """`(rows, V)`; not to be written into."""
+
+
+class Decoding(Protocol):
+    """A decoder between two steps, over a grid of `batch_size` sentences by `beams` rows; rows are neighbours.
+
+    A cached model is one; a model that recomputes the whole prefix at every step is another, and any search must give
+    the same with both.
+    """
+
+    @property
+    def batch_size(self) -> int:
+        """Sentences in the grid, B."""
+
+    @property
+    def beams(self) -> int:
+        """Rows a sentence, K."""
+
+    def step(self, tokens: Tensor) -> Scores:
+        """Appends `tokens` `(rows,)` to the rows and gives scores of what follows."""
+
+    def reorder(self, beam: Tensor) -> None:
+        """Row `(b, k)` continues from row `(b, beam[b, k])`; `beam` `(B, K)`."""
+
+    def compact(self, keep: Tensor) -> None:
+        """Goes on with the sentences `keep` `(B',)` only."""
+
+    def admit(self, slots: Sequence[int], newcomers: Any) -> None:
+        """Sentences `slots` become those of another decoding of the same engine, from their first token."""
+
+
+class Engine(Protocol):
+    """Runs a model: immutable, shared by threads. `encode` gives whatever its own `start` takes."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids have to be."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Any:
+        """Memory of ids `(B, S)`; `key_padding_mask` `(B, S)`, True = padding."""
+
+    def start(self, memory: Any, key_padding_mask: Tensor | None, spec: CacheSpec) -> Decoding:
+        """A decoding of the sentences of `memory`, `spec.beams` rows each, nothing decoded yet."""
+
+
+class MatrixScores:
+    """`Scores` from a matrix of logits `(rows, V)`; `log_z` is worked out unless given."""
+
+    __slots__ = ("_log_z", "_matrix")
+
+    def __init__(self, logits: Tensor, log_z: Tensor | None = None) -> None:
+        self._matrix = logits
+        self._log_z = log_z
+
+    @property
+    def rows(self) -> int:
+        """Rows of the grid."""
+        return self._matrix.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self._matrix.shape[1]
+
+    @property
+    def log_z(self) -> Tensor:
+        """`(rows,)`: the logarithm of the sum of exponentials, in float32 or better."""
+        if self._log_z is None:
+            self._log_z = torch.logsumexp(_wide(self._matrix), dim=1)
+        return self._log_z
+
+    def top(self, k: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `Scores.top`."""
+        spare = 0 if banned is None else banned.shape[1]
+        values, ids = self._matrix.topk(min(k + spare, self.vocab_size), dim=1)  # (rows, k + n)
+        values = _wide(values) - self.log_z.unsqueeze(1)
+        if banned is not None:
+            hidden = (ids.unsqueeze(2) == banned.unsqueeze(1)).any(dim=2)  # (rows, k + n)
+            # Stable, so that what is left keeps its order.
+            values, order = values.masked_fill(hidden, NEVER).sort(dim=1, descending=True, stable=True)
+            values, ids = values[:, :k], ids.gather(1, order)[:, :k]
+        return values, ids
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """See `Scores.at`."""
+        return _wide(self._matrix.gather(1, tokens)) - self.log_z.unsqueeze(1)
+
+    def logits(self) -> Tensor:
+        """`(rows, V)`."""
+        return self._matrix
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
