@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -110,6 +110,23 @@ def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error}") from None
     return Checkpoint(model, tokenizer, config)
+
+
+def check_ensemble(checkpoints: Sequence[Checkpoint], names: Sequence[object]) -> None:
+    """Raises `UserError`, naming the first that differs, unless all translate between the same languages and tokens."""
+    first = checkpoints[0]
+    for checkpoint, name in zip(checkpoints[1:], names[1:], strict=True):
+        languages = (checkpoint.config.source_language, checkpoint.config.target_language)
+        wanted = (first.config.source_language, first.config.target_language)
+        if languages != wanted:
+            raise UserError(
+                f"{name}: translates {' to '.join(languages)} and {names[0]} {' to '.join(wanted)}; "
+                "models decode together when their languages are the same"
+            )
+        if checkpoint.tokenizer.model != first.tokenizer.model:
+            raise UserError(
+                f"{name}: {TOKENIZER} is another one than in {names[0]}; models decode together when they share it"
+            )
 
 
 _FLOATS = ("F16", "BF16", "F32", "F64")

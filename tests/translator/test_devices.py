@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from train.initial import parameters
 from translator import CachedDecoder, TranslationModel
+from translator.cache import CacheSpec
 from translator.config import DecodeConfig, preset
 from translator.device import check_memory
 from translator.diagnostics.latency import profile_latency
 from translator.diagnostics.latency_arms import LatencySettings
+from translator.engine.eager import EagerEngine
 from translator.errors import UserError
-from translator.search import CachedStepper, Sentences, search
+from translator.search import Sentence, search
 
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -62,12 +64,11 @@ def test_searches_find_what_the_cpu_finds(device: str, config: DecodeConfig) -> 
     padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [False] + [True] * 5])
 
     def found(where: str) -> list[list[list[int]]]:
-        placed = copy.deepcopy(model).to(where)
-        with torch.no_grad():
-            memory = placed.encode(source.to(where), padding.to(where))
-        cache = placed.start(memory, padding.to(where), beams=config.beam_size)
-        sentences = Sentences([12, 8, 5], bos_id=2, eos_id=3, pad_id=0)
-        return [[h.tokens for h in each] for each in search(CachedStepper(placed, cache), sentences, config)]
+        engine = EagerEngine(copy.deepcopy(model).to(where))
+        memory = engine.encode(source.to(where), padding.to(where))
+        decoding = engine.start(memory, padding.to(where), CacheSpec(beams=config.beam_size))
+        sentences = [Sentence(max_length=most, start_id=2, end_id=3, suppressed=(0, 2)) for most in (12, 8, 5)]
+        return [[h.tokens for h in each] for each in search(decoding, sentences, config)]
 
     assert found(device) == found("cpu")
 

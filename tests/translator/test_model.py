@@ -13,9 +13,10 @@ from translator.cache import CACHE_KINDS
 from translator.config import PRESETS, DecodeConfig, ModelConfig, preset
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer, position_table
+from translator.engine import MatrixScores
 from translator.model import Positions, TranslationModel
 from translator.padding import pad, padding
-from translator.search import Sentences, search
+from translator.search import Sentence, search
 
 pytestmark = pytest.mark.numeric
 every_kind = pytest.mark.parametrize("kind", sorted(CACHE_KINDS))
@@ -201,16 +202,11 @@ def test_training_and_search_begin_a_target_with_the_same_token():
     class First:
         batch_size, beams = 2, 1
 
-        def step(self, tokens: Tensor) -> Tensor:
+        def step(self, tokens: Tensor) -> MatrixScores:
             fed.append(tokens.tolist())
-            return torch.zeros(2, 12)
+            return MatrixScores(torch.zeros(2, 12))
 
-        def compact(self, keep: Tensor) -> None:
-            pass
-
-        reorder = compact
-
-    search(First(), Sentences([1, 1], bos_id=2, eos_id=3, pad_id=0), DecodeConfig(beam_size=1))
+    search(First(), [Sentence(max_length=1, start_id=2, end_id=3)] * 2, DecodeConfig(beam_size=1))
     assert batch.target_in[:, 0].tolist() == fed[0] == [2, 2]
     assert batch.target_out.tolist() == [[8, 9, 3], [10, 3, 0]]
     assert batch.target_in.tolist() == [[2, 8, 9], [2, 10, 0]]

@@ -15,13 +15,14 @@ from torch import Tensor
 from tests.helpers import CHINESE, ENGLISH, tiny_checkpoint, tiny_model64, tiny_tokenizer, tiny_translator
 from translator.config import DecodeConfig
 from translator.device import usable_device
+from translator.engine import MatrixScores
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.pipeline import Candidate, Translator
 from translator.pipeline.batching import batches
 from translator.pipeline.decoding import PieceDecoder
-from translator.search import Hypothesis, Sentences
-from translator.search.sampling import Sampler
+from translator.search import Hypothesis
+from translator.search.sampling import Draws, draw_seed, drawn
 
 GREEDY = DecodeConfig(beam_size=1)
 BEAM = DecodeConfig(beam_size=4, n_best=4)
@@ -219,15 +220,19 @@ def is_near_tie(translator: Translator, config: DecodeConfig, line: int, one: Ca
     t = next(place for place, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
     source = torch.tensor([[*translator.tokenizer.encode(one.sources[0]), translator.tokenizer.eos_id]])
     target = torch.tensor([[translator.tokenizer.bos_id, *ids[:t]]])
-    log_probs = translator.model(source, target)[0, -1].log_softmax(-1)
-    log_probs[[translator.tokenizer.pad_id, translator.tokenizer.bos_id]] = -math.inf
-    trials = 64
+    log_probs = translator.models[0](source, target)[0, -1].log_softmax(-1)
+    trials, K = 64, config.n_best
     shaken = log_probs + 1e-4 * (2 * torch.rand(trials, len(log_probs)) - 1)
-    keys = [(line, 0)] * trials
-    sentences = Sentences([1] * trials, bos_id=1, eos_id=2, pad_id=0, keys=keys)
-    sampler = Sampler(sentences, config, config.n_best)
-    rows = shaken.repeat_interleave(config.n_best, dim=0)
-    chosen = sampler(rows, list(range(trials)), t).view(trials, config.n_best)
+    rows = shaken.repeat_interleave(K, dim=0)
+    banned = torch.tensor([[translator.tokenizer.pad_id, translator.tokenizer.bos_id]]).expand(trials * K, 2)
+    draws = Draws(
+        torch.tensor([draw_seed(config.seed, (line, 0), row) for row in range(K)]).repeat(trials),
+        torch.full((trials * K,), t),
+        torch.full((trials * K, 1), config.temperature, dtype=torch.float64),
+        torch.full((trials * K, 1), config.top_k),
+        torch.full((trials * K, 1), config.top_p, dtype=torch.float64),
+    )
+    chosen = drawn(MatrixScores(rows), banned, draws).view(trials, K)
     return any({ids[t], others[t]} <= set(beam.tolist()) for beam in chosen.T)
 
 
@@ -322,17 +327,17 @@ def test_n_best_is_sorted_and_distinct():
 
 
 class Unmoved:
-    """A stepper whose logits depend on the step alone: `steps[t]` gives those of some pieces, the rest is hopeless."""
+    """A `Decoding` with logits of the step alone: `steps[t]` gives those of some pieces, the rest is hopeless."""
 
     def __init__(self, steps: list[dict[str, float]], batch_size: int, beams: int) -> None:
         self.steps, self.batch_size, self.beams, self.t = steps, batch_size, beams, 0
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> MatrixScores:
         logits = torch.full((tiny_tokenizer().vocab_size,), -30.0)
         for piece, value in self.steps[min(self.t, len(self.steps) - 1)].items():
             logits[tiny_tokenizer().ids([piece])] = value
         self.t += 1
-        return logits.expand(len(tokens), -1).clone()
+        return MatrixScores(logits.expand(len(tokens), -1))
 
     def reorder(self, beam: Tensor) -> None: ...
 
@@ -344,11 +349,11 @@ def spelling(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[
     """Makes every model say `steps`; returns the rows of each search made."""
     rows_seen: list[int] = []
 
-    def stepper(self: object, pieces: list[object], rows: int) -> Unmoved:
+    def start(self: object, rows: int) -> Any:
         rows_seen.append(rows)
-        return Unmoved(list(steps), len(pieces), rows)
+        return lambda sources, slots: Unmoved(list(steps), len(sources), rows)
 
-    monkeypatch.setattr(PieceDecoder, "_stepper", stepper)
+    monkeypatch.setattr(PieceDecoder, "_start", start)
     return rows_seen
 
 
@@ -506,7 +511,7 @@ def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
         ids = [*translator.tokenizer.encode(target), translator.tokenizer.eos_id]
         assert tokens == len(ids)
         source_ids = torch.tensor([[*translator.tokenizer.encode(source), translator.tokenizer.eos_id]])
-        logits = translator.model(source_ids, torch.tensor([[translator.tokenizer.bos_id, *ids[:-1]]]))
+        logits = translator.models[0](source_ids, torch.tensor([[translator.tokenizer.bos_id, *ids[:-1]]]))
         assert score == pytest.approx(float(logits.log_softmax(-1)[0, range(len(ids)), ids].sum()), abs=1e-4)
     assert translator.score(["Yes."], [""])[0][1] == 1
     assert translator.score([], []) == []
@@ -604,17 +609,17 @@ def script(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> list[in
             self.left = [list(output) for output in outputs]
             self.batch_size = len(outputs)
 
-        def step(self, tokens: Tensor) -> Tensor:
+        def step(self, tokens: Tensor) -> MatrixScores:
             steps.append(1)
             logits = torch.zeros(len(self.left), tiny_tokenizer().vocab_size)
             for row, output in enumerate(self.left):
                 logits[row, output.pop(0)] = 9.0
-            return logits
+            return MatrixScores(logits)
 
         def compact(self, keep: Tensor) -> None:
             self.left = [self.left[index] for index in keep.tolist()]
 
-    monkeypatch.setattr("translator.pipeline.decoding.CachedStepper", Scripted)
+    monkeypatch.setattr("translator.engine.eager.EagerDecoding", Scripted)
     return steps
 
 
@@ -703,7 +708,7 @@ def test_translating_leaves_no_trace_between_calls():
     first = translator.candidates(RAGGED[:5], BEAM)
     translator.candidates(RAGGED[5:], GREEDY)
     assert_same(translator.candidates(RAGGED[:5], BEAM), first)
-    assert not translator.model.training
+    assert not translator.models[0].training
     assert all(math.isfinite(candidate.log_prob) for candidates in first for candidate in candidates)
 
 

@@ -13,7 +13,7 @@ from translator.config import DecodeConfig
 from translator.diagnostics.bench import Bench, Row
 from translator.diagnostics.tally import Tally, TokenDifference
 from translator.engine import MatrixScores
-from translator.search import Hypothesis, Sentences, search
+from translator.search import Hypothesis, Sentence, search
 
 Turn = tuple[list[Row], Tensor]
 """One step of a search: what each row held, and its logits `(rows, V)`."""
@@ -90,12 +90,16 @@ def run_search(decoding: WholePrefixDecoding) -> Searched:
     """Greedy for one beam, else beam search with as many hypotheses as beams, under limits that differ by sentence."""
     bench = decoding.bench
     config = DecodeConfig(beam_size=decoding.beams, n_best=decoding.beams)
-    sentences = Sentences(
-        max_lengths=[min(config.max_length(length), bench.longest) for length in bench.subject.source_lengths],
-        bos_id=bench.special.bos,
-        eos_id=bench.special.eos,
-        pad_id=bench.special.pad,
-    )
+    special = bench.special
+    sentences = [
+        Sentence(
+            max_length=min(config.max_length(length), bench.longest),
+            start_id=special.bos,
+            end_id=special.eos,
+            suppressed=(special.pad, special.bos),
+        )
+        for length in bench.subject.source_lengths
+    ]
     return Searched(decoding.turns, search(decoding, sentences, config))
 
 

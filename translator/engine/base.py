@@ -27,7 +27,7 @@ class Scores(Protocol):
 
     @property
     def log_z(self) -> Tensor:
-        """What to take from a row's logits to get log-probabilities, `(rows,)`, float32 or better."""
+        """What to take from a row's logits to get log-probabilities, `(rows,)`, float64."""
 
     def top(self, k: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k best next tokens of each row: log-probabilities `(rows, k)`, descending, and ids `(rows, k)`.
@@ -67,7 +67,10 @@ class Decoding(Protocol):
         """Goes on with the sentences `keep` `(B',)` only."""
 
     def admit(self, slots: Sequence[int], newcomers: Any) -> None:
-        """Sentences `slots` become those of another decoding of the same engine, from their first token."""
+        """Sentences `slots` become those of another decoding of the same engine, with whatever they have decoded.
+
+        Slots of the grid that no sentence came for (`CacheSpec.sentences`) are filled so before the next step.
+        """
 
 
 class Engine(Protocol):
@@ -80,6 +83,10 @@ class Engine(Protocol):
     @property
     def vocab_size(self) -> int:
         """V."""
+
+    @property
+    def max_positions(self) -> int:
+        """The longest source and the longest target, in tokens."""
 
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Any:
         """Memory of ids `(B, S)`; `key_padding_mask` `(B, S)`, True = padding."""
@@ -109,16 +116,23 @@ class MatrixScores:
 
     @property
     def log_z(self) -> Tensor:
-        """`(rows,)`: the logarithm of the sum of exponentials, in float32 or better."""
+        """`(rows,)`, float64: the logarithm of the sum of exponentials."""
         if self._log_z is None:
-            self._log_z = torch.logsumexp(_wide(self._matrix), dim=1)
+            # The two parts are added up in fp64: their sum in fp32 would round away more than the exponentials do.
+            most = self._matrix.amax(dim=1, keepdim=True)  # (rows, 1)
+            above = (_wide(self._matrix) - most).exp_().sum(dim=1)  # (rows,)
+            self._log_z = most.squeeze(1).double() + above.double().log()
         return self._log_z
 
     def top(self, k: int, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `Scores.top`."""
+        if k == 1 and self._matrix.device.type == "cpu":  # one pass, where a top-k takes longer
+            values, ids = self._matrix.max(dim=1, keepdim=True)
+            if banned is None or not bool((ids == banned).any()):
+                return values.double() - self.log_z.unsqueeze(1), ids
         spare = 0 if banned is None else banned.shape[1]
         values, ids = self._matrix.topk(min(k + spare, self.vocab_size), dim=1)  # (rows, k + n)
-        values = _wide(values) - self.log_z.unsqueeze(1)
+        values = values.double() - self.log_z.unsqueeze(1)
         if banned is not None:
             hidden = (ids.unsqueeze(2) == banned.unsqueeze(1)).any(dim=2)  # (rows, k + n)
             # Stable, so that what is left keeps its order.
@@ -128,7 +142,7 @@ class MatrixScores:
 
     def at(self, tokens: Tensor) -> Tensor:
         """See `Scores.at`."""
-        return _wide(self._matrix.gather(1, tokens)) - self.log_z.unsqueeze(1)
+        return self._matrix.gather(1, tokens).double() - self.log_z.unsqueeze(1)
 
     def logits(self) -> Tensor:
         """`(rows, V)`."""

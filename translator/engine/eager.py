@@ -26,6 +26,11 @@ class EagerEngine:
         """V."""
         return self.model.config.vocab_size
 
+    @property
+    def max_positions(self) -> int:
+        """The model's."""
+        return self.model.config.max_positions
+
     @torch.no_grad()
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Memory `(B, S, D)` of ids `(B, S)`."""

@@ -3,16 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 
-import torch
-
 from translator.cache import CacheSpec
 from translator.config import DecodeConfig
+from translator.engine import Engine
 from translator.errors import UserError
-from translator.model import TranslationModel
-from translator.padding import pad, padding
 from translator.pipeline.batching import batches
 from translator.pipeline.text import Piece, one_line
-from translator.search import CachedStepper, Hypothesis, Sentences, greedy_steps, rows_per_sentence, search
+from translator.search import Driver, Hypothesis, Sentence, Start, rows_per_sentence, search, starter
 from translator.tokenizer import Tokenizer
 
 Decoded = Callable[[list[Piece]], None]
@@ -21,9 +18,9 @@ Decoded = Callable[[list[Piece]], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceDecoder:
-    """Decodes pieces with one model. `batch_tokens` bounds rows times the longest source; `cache` is a kind."""
+    """Decodes pieces with one engine. `batch_tokens` bounds rows times the longest source; `cache` is a kind."""
 
-    model: TranslationModel
+    engine: Engine
     tokenizer: Tokenizer
     batch_tokens: int
     cache: str
@@ -58,17 +55,20 @@ class PieceDecoder:
 
     def stream(self, piece: Piece, config: DecodeConfig) -> Iterator[str]:
         """The text of a piece's best hypothesis, in parts as they come; of a greedy search, token by token."""
-        if config.sampling or config.beam_size > 1:
+        if config.search_name != "greedy":
             self.decode([piece], config, 1)
             yield one_line(self.tokenizer, piece.found[0].tokens)
             return
-        shown = ""
-        sentences = self._sentences([piece], config, 1)
-        for history, ended in greedy_steps(self._stepper([piece], 1), sentences, config):
-            text = one_line(self.tokenizer, history[0].tolist())
+        shown, ids = "", list[int]()
+        driver = Driver(config, self._start(1))
+        driver.add(self._sentences([piece], config, 1)[0], piece.ids)
+        while driver.busy:
+            (event,) = driver.step()
+            ids += [row.token for row in event.rows if row]
+            text = one_line(self.tokenizer, event.ended[0].tokens if event.ended else ids)
             # A character may be spelled by several byte tokens: until it is whole, it shows as U+FFFD. Should it prove
             # to be white space, the space before it is no longer in the middle of the text.
-            if not ended:
+            if not event.ended:
                 text = text.rstrip("\ufffd").rstrip()
             if text.startswith(shown):
                 yield text[len(shown) :]
@@ -81,36 +81,35 @@ class PieceDecoder:
         for batch in batches([len(piece.ids) * rows for piece in pieces], self.batch_tokens):
             members = [pieces[index] for index in batch]
             sentences = self._sentences(members, config, first_line)
-            for piece, found in zip(members, search(self._stepper(members, rows), sentences, config), strict=True):
+            decoding = self._start(rows)([piece.ids for piece in members], None)
+            for piece, found in zip(members, search(decoding, sentences, config), strict=True):
                 piece.found = found
             if decoded:
                 decoded(members)
 
-    @torch.no_grad()
-    def _stepper(self, pieces: list[Piece], rows: int) -> CachedStepper:
-        device = self.model.embedding.weight.device
-        source = pad([piece.ids for piece in pieces], self.tokenizer.pad_id).to(device)
-        hidden = padding([len(piece.ids) for piece in pieces]).to(device)
-        memory = self.model.encode(source, hidden)
-        spec = CacheSpec.for_targets(self.cache, self.model.config.max_positions, beams=rows)
-        return CachedStepper(self.model, self.model.start(memory, hidden, spec))
+    def _start(self, rows: int) -> Start:
+        return starter(self.engine, CacheSpec.for_targets(self.cache, self.engine.max_positions, beams=rows))
 
-    def _sentences(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> Sentences:
-        limit = self.model.config.max_positions
+    def _sentences(self, pieces: list[Piece], config: DecodeConfig, first_line: int) -> list[Sentence]:
+        limit = self.engine.max_positions
         for piece in pieces:
             if len(piece.prefix) >= limit:
                 raise UserError(
                     f"line {first_line + piece.line}: the target prefix has {len(piece.prefix)} tokens; "
                     f"this model's targets end at {limit}"
                 )
-        return Sentences(
-            max_lengths=[min(config.max_length(len(piece.ids)), limit) for piece in pieces],
-            bos_id=self.tokenizer.bos_id,
-            eos_id=self.tokenizer.eos_id,
-            pad_id=self.tokenizer.pad_id,
-            prefixes=[piece.prefix for piece in pieces] if any(piece.prefix for piece in pieces) else (),
-            keys=[(first_line + piece.line, piece.place) for piece in pieces],
-        )
+        tokenizer = self.tokenizer
+        return [
+            Sentence(
+                max_length=min(config.max_length(len(piece.ids)), limit),
+                start_id=tokenizer.bos_id,
+                end_id=tokenizer.eos_id,
+                suppressed=(tokenizer.pad_id, tokenizer.bos_id),
+                prefix=piece.prefix,
+                key=(first_line + piece.line, piece.place),
+            )
+            for piece in pieces
+        ]
 
     def _different(self, found: list[Hypothesis]) -> list[Hypothesis]:
         """The first hypothesis of each text."""

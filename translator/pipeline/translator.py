@@ -10,17 +10,19 @@ import torch
 
 from translator.arguments import item_list, text_list
 from translator.cache import CACHE_KINDS
-from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, read_checkpoint
+from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, check_ensemble, read_checkpoint
 from translator.config import DecodeConfig, parse
 from translator.device import usable_device
+from translator.engine import Engine
+from translator.engine.eager import EagerEngine
+from translator.engine.ensemble import EnsembleEngine
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.pipeline.batching import Progress, batches, line_counter
 from translator.pipeline.decoding import PieceDecoder
 from translator.pipeline.sentences import join_sentences, marker_text, sentence_gap, split_marker, split_sentences
 from translator.pipeline.text import Piece, check_text, fitted, one_line
-from translator.search import Hypothesis
-from translator.search.base import check_finite
+from translator.search import Hypothesis, check_finite, policy_of
 
 log = logging.getLogger("translator")
 
@@ -44,34 +46,51 @@ class Candidate:
 
 
 class Translator:
-    """A checkpoint ready to translate. One serves several threads at once: nothing in it changes by translating.
+    """A checkpoint ready to translate, or several that decode together as an ensemble.
+
+    One serves several threads at once: nothing in it changes by translating.
 
     `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind;
-    raises `UserError` for an unknown one. Lines, sources, targets and prefixes are lists of texts everywhere: a single
-    string in their place is a `TypeError`.
+    `engine` runs the models, by default plain PyTorch. Raises `UserError` for an unknown kind, and for checkpoints of
+    other languages or tokens than the first's. Lines, sources, targets and prefixes are lists of texts everywhere: a
+    single string in their place is a `TypeError`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, batch_tokens: int = BATCH_TOKENS, cache: str = DEFAULT_CACHE) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *others: Checkpoint,
+        engine: Engine | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        cache: str = DEFAULT_CACHE,
+    ) -> None:
         if cache not in CACHE_KINDS:
             raise UserError(f"unknown cache kind {cache!r}; known: {', '.join(sorted(CACHE_KINDS))}")
-        self.model = checkpoint.model.eval()
+        check_ensemble([checkpoint, *others], [f"checkpoint {number}" for number in range(1, len(others) + 2)])
+        self.models = [each.model.eval() for each in (checkpoint, *others)]
+        engines = [EagerEngine(model) for model in self.models]
+        self.engine = engine or (EnsembleEngine(engines) if others else engines[0])
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
-        self._decoder = PieceDecoder(self.model, self.tokenizer, batch_tokens, cache)
+        self._decoder = PieceDecoder(self.engine, self.tokenizer, batch_tokens, cache)
 
     @classmethod
     def from_checkpoint(
         cls,
-        path: str | Path | None = None,
-        *,
+        *paths: str | Path | None,
         device: str = "cpu",
         batch_tokens: int = BATCH_TOKENS,
         cache: str = DEFAULT_CACHE,
     ) -> "Translator":
-        """The checkpoint in folder `path`, by default the shipped model; raises `UserError` when it can't be used."""
-        checkpoint = read_checkpoint(Path(path) if path else DEFAULT_CHECKPOINT, usable_device(device))
-        return cls(checkpoint, batch_tokens=batch_tokens, cache=cache)
+        """The checkpoint in folder `path`, by default the shipped model; several decode together as an ensemble.
+
+        Raises `UserError` when one can't be used, or not with the first.
+        """
+        folders = [Path(path) if path else DEFAULT_CHECKPOINT for path in paths or (None,)]
+        checkpoints = [read_checkpoint(folder, usable_device(device)) for folder in folders]
+        check_ensemble(checkpoints, folders)
+        return cls(*checkpoints, batch_tokens=batch_tokens, cache=cache)
 
     def translate(
         self,
@@ -179,11 +198,12 @@ class Translator:
     def decode_config(self, config: DecodeConfig | None = None, **settings: Any) -> DecodeConfig:
         """`config`, by default the checkpoint's, with `settings` changed.
 
-        Raises `UserError` for an unknown setting, an impossible value, or a beam larger than the vocabulary.
+        Raises `UserError` for an unknown setting or search, an impossible value, or a beam larger than the vocabulary.
         """
         config = config or self.config.decode
         if settings:
             config = parse(DecodeConfig, dataclasses.asdict(config) | settings, where="search settings")
+        policy_of(config)
         if config.beam_size > self.tokenizer.vocab_size:
             raise UserError(
                 f"beam_size {config.beam_size} is larger than the vocabulary of {self.tokenizer.vocab_size} tokens"
@@ -194,7 +214,7 @@ class Translator:
 
     def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[Piece]:
         check_text(first_line + index, line, prefix)
-        limit = self.config.model.max_positions
+        limit = self.engine.max_positions
         pieces = []
         for place, (marker, sentence) in enumerate(self._marked_sentences(line, prefix, split)):
             kept, ids, whole = fitted(self.tokenizer, sentence, limit)
@@ -244,7 +264,7 @@ class Translator:
         return join_sentences(texts, language)
 
     def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
-        tokenizer, limit = self.tokenizer, self.config.model.max_positions
+        tokenizer, limit = self.tokenizer, self.engine.max_positions
         check_text(number, source, target if isinstance(target, str) else "")
         source_ids = [*tokenizer.encode(source), tokenizer.eos_id]
         target_ids = [*tokenizer.encode(target), tokenizer.eos_id] if isinstance(target, str) else tokenizer.ids(target)
@@ -257,14 +277,14 @@ class Translator:
 
     @torch.no_grad()
     def _score_batch(self, pairs: list[tuple[list[int], list[int], int]]) -> list[float]:
-        device, tokenizer = self.model.embedding.weight.device, self.tokenizer
+        device, tokenizer = self.engine.device, self.tokenizer
         source = pad([pair[0] for pair in pairs], tokenizer.pad_id).to(device)
         hidden = padding([len(pair[0]) for pair in pairs]).to(device)
         target = pad([pair[1] for pair in pairs], tokenizer.pad_id).to(device)
         target_in = target.roll(1, dims=1)
         target_in[:, 0] = tokenizer.bos_id
-        log_probs = self.model(source, target_in, hidden).float().log_softmax(dim=-1)
-        chosen = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)
+        by_model = [model(source, target_in, hidden).float().log_softmax(dim=-1) for model in self.models]
+        chosen = torch.stack([each.gather(2, target.unsqueeze(2)).squeeze(2) for each in by_model]).mean(dim=0)
         check_finite(chosen)
         real = ~padding([len(pair[1]) for pair in pairs]).to(device)
         return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()

@@ -1,33 +1,34 @@
-"""Greedy, beam and sampling search, all through the same step."""
+"""Searches: who calls whom.
 
-from translator.config import DecodeConfig
-from translator.search.base import CachedStepper, Hypothesis, Sentences, Stepper
-from translator.search.beam import beam_search
-from translator.search.single import greedy_search, greedy_steps, sample
+`Driver` (`driver.py`) steps a `Decoding` of any engine. At each step it asks `rules.py` which ids are banned or forced
+in each row, a policy (`greedy.py`, `beam.py`, `sampling.py`, registered in `policy.py`) which token each row takes and
+which row it continues, writes that into its `Grid` (`grid.py`: the sentences, their tokens so far), and gives one
+`Event` a sentence. `search` is the same for one batch, from first to last.
+
+Ids are whatever `Scores` calls an id: nothing here takes them for columns of a matrix but `Scores.logits`, which only
+sampling without top-k asks for. A shortlist of the vocabulary is another `Scores`: over the shorter matrix, its `top`
+maps columns to ids, `at` ids to columns, and `logits` has -inf at ids outside the list.
+"""
+
+from translator.search import beam, greedy, sampling  # noqa: F401 - each registers its policy
+from translator.search.base import Hypothesis, Sentence, check_finite
+from translator.search.driver import Driver, Event, Grown, Start, search, starter
+from translator.search.policy import POLICIES, Choice, Policy, policy_of, register, rows_per_sentence
 
 __all__ = [
-    "CachedStepper",
+    "POLICIES",
+    "Choice",
+    "Driver",
+    "Event",
+    "Grown",
     "Hypothesis",
-    "Sentences",
-    "Stepper",
-    "beam_search",
-    "greedy_search",
-    "greedy_steps",
+    "Policy",
+    "Sentence",
+    "Start",
+    "check_finite",
+    "policy_of",
+    "register",
     "rows_per_sentence",
-    "sample",
     "search",
+    "starter",
 ]
-
-
-def rows_per_sentence(config: DecodeConfig) -> int:
-    """How many rows of the grid each sentence needs."""
-    return config.n_best if config.sampling else config.beam_size
-
-
-def search(stepper: Stepper, sentences: Sentences, config: DecodeConfig) -> list[list[Hypothesis]]:
-    """The hypotheses of each sentence, best first, by the search that `config` asks for."""
-    if config.sampling:
-        return sample(stepper, sentences, config)
-    return (
-        greedy_search(stepper, sentences, config) if config.beam_size == 1 else beam_search(stepper, sentences, config)
-    )
