@@ -9,7 +9,7 @@ from translator.commands.options import (
     BatchOption,
     BeamOption,
     CacheOption,
-    CheckpointOption,
+    CheckpointsOption,
     DeviceOption,
     InputOption,
     SetOption,
@@ -39,7 +39,7 @@ def run(
     input: InputOption = None,
     hypotheses: Annotated[Path | None, typer.Option(help="Score this file instead of translating.")] = None,
     target_language: Annotated[str | None, typer.Option(help="With --hypotheses: the language, e.g. zh.")] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: CheckpointsOption = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Also write the translations here; - is standard output.")
     ] = None,

@@ -15,6 +15,14 @@ CheckpointOption = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="Folder of a model, or of a run, for its best; by default the shipped model."),
 ]
+CheckpointsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--checkpoint",
+        help="Folder of a model, or of a run, for its best; by default the shipped model. Several decode together: "
+        "their log-probabilities are averaged.",
+    ),
+]
 InputOption = Annotated[
     Path | None, typer.Option("--input", help="UTF-8 text, a sentence or paragraph a line; - is standard input.")
 ]
@@ -45,19 +53,19 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 
 
 def load_translator(
-    checkpoint: Path | None,
+    checkpoints: list[Path] | None,
     device: str,
     threads: int | None,
     batch_tokens: int | None = None,
     cache: str | None = None,
 ) -> "Translator":
-    """The checkpoint in folder `checkpoint`, or the shipped one, ready to translate; raises `UserError`."""
+    """The checkpoints in these folders, or the shipped one, ready to translate; raises `UserError`."""
     from translator.pipeline import Translator
 
     set_threads(threads)
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache}
     given = {name: value for name, value in options.items() if value is not None}
-    return Translator.from_checkpoint(checkpoint, device=device, **given)
+    return Translator.from_checkpoint(*checkpoints or (), device=device, **given)
 
 
 def set_threads(threads: int | None) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from translator.commands.options import (
     BatchOption,
-    CheckpointOption,
+    CheckpointsOption,
     DeviceOption,
     InputOption,
     OutputOption,
@@ -32,7 +32,7 @@ def run(
         Path | None,
         typer.Option(help="JSON lines from translate; - is standard input. Scores the very tokens it found."),
     ] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: CheckpointsOption = None,
     output: OutputOption = None,
     batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,

@@ -10,7 +10,7 @@ from translator.commands.options import (
     BatchOption,
     BeamOption,
     CacheOption,
-    CheckpointOption,
+    CheckpointsOption,
     DeviceOption,
     InputOption,
     OutputOption,
@@ -47,7 +47,7 @@ def run(
     text: Annotated[
         list[str] | None, typer.Argument(help="Text to translate; else --input, else stdin, as for -.")
     ] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: CheckpointsOption = None,
     input: InputOption = None,
     output: OutputOption = None,
     format: Annotated[Format, typer.Option(help="Plain text, or JSON lines with scores and tokens.")] = Format.text,
@@ -67,7 +67,7 @@ def run(
     From a pipe, lines are translated as they arrive. - is standard input, and standard output for --output.
 
     --set changes the other search settings: length_penalty, no_repeat_ngram_size, temperature, top_k, top_p, seed,
-    max_length_factor, max_length_extra, early_stopping.
+    max_length_factor, max_length_extra, early_stopping, search.
     """
     if n_best > 1 and format is Format.text:
         raise UserError("--n-best: several translations a line need --format jsonl")

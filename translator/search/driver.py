@@ -11,7 +11,7 @@ from translator.cache import CacheSpec
 from translator.config import DecodeConfig
 from translator.engine.base import Decoding, Engine
 from translator.padding import pad, padding
-from translator.search.base import Hypothesis, Sentence, check_finite, normalised, ranked
+from translator.search.base import NEVER, Hypothesis, Sentence, check_finite, normalised, ranked
 from translator.search.grid import Grid, Member
 from translator.search.policy import Choice, policy_of
 from translator.search.rules import banned_ids, forced_ids
@@ -150,13 +150,15 @@ class Driver:
         for slot, row in grid.live.nonzero().tolist():
             events[slot].rows[row] = Grown(parents[slot][row], tokens[slot][row])
         self._cut_at_limits(grid, events)
-        best = grid.totals.masked_fill(~grid.live, -torch.inf).amax(dim=1).tolist()
-        for member, event, live, best_live in zip(
-            grid.members, events, grid.live.any(dim=1).tolist(), best, strict=True
-        ):
-            if not live or self.policy.is_done(member, best_live):
-                member.gone = True
-                event.result = ranked(member.found)[: member.config.n_best]
+        best = grid.totals.masked_fill(~grid.live, NEVER).amax(dim=1).tolist()
+        for slot, (member, event) in enumerate(zip(grid.members, events, strict=True)):
+            live = bool(grid.live[slot].any())
+            if live and not self.policy.is_done(member, best[slot]):
+                continue
+            if not member.found:  # every continuation was impossible: still one target a sentence
+                self._keep(member, event, grid.held(slot, 0), float(grid.totals[slot, 0]), finished=False)
+            member.gone = True
+            event.result = ranked(member.found)[: member.config.n_best]
         return events
 
     def _cut_at_limits(self, grid: Grid, events: list[Event]) -> None:
