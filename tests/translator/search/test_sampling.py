@@ -24,7 +24,7 @@ from translator.config import DecodeConfig
 from translator.engine import MatrixScores
 from translator.search import search
 from translator.search.grid import Grid, Member
-from translator.search.sampling import Draws, drawn, gumbel, perturbed_likely
+from translator.search.sampling import Draws, drawn, gumbel, perturbed_all, perturbed_likely
 
 
 def test_greedy_takes_the_most_probable_token_each_time():
@@ -195,3 +195,12 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_k):
         assert kept == set(ranked.indices[:wanted].tolist())
         sizes.append(wanted)
     assert sizes[0] == 1 and sizes == sorted(sizes) and sizes[-1] > (200 if top_k else 2000)
+
+
+@pytest.mark.parametrize("perturbed", [perturbed_all, perturbed_likely])
+def test_rows_with_fewer_bans_than_others_lose_no_token_by_it(perturbed):
+    config = DecodeConfig(sampling=True, top_p=1.0 if perturbed is perturbed_all else 0.999999)
+    banned = torch.tensor([[0, 2, 3], [2, -1, -1], [-1, -1, -1]])
+    scores, tokens = perturbed(MatrixScores(torch.zeros(3, V)), banned, draws(3, config))
+    kept = [set(ids[row > NEVER].tolist()) for row, ids in zip(scores, tokens, strict=True)]
+    assert kept == [{1, 4, 5}, {0, 1, 3, 4, 5}, set(range(V))]
