@@ -21,6 +21,8 @@ from translator.pipeline import Translator
 from translator.search import Driver, Sentence, rows_per_sentence, search, starter
 from translator.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.numeric
+
 BEAM = DecodeConfig(beam_size=4, n_best=3)
 every_search = pytest.mark.parametrize(
     "config",

@@ -5,8 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.translator.search.models import (
+    BOS,
+    EOS,
+    NEVER,
+    PAD,
+    assert_same,
+    beam_by_hand,
+    brute_force,
+    random_table,
+    run,
+)
 from tests.translator.test_cache import FP64, KINDS, D, Grid, H, Model, assert_zero_beyond_lengths
-from tests.translator.test_search import BOS, EOS, NEVER, PAD, assert_same, beam_by_hand, brute_force, random_table, run
 from translator.config import DecodeConfig
 
 pytestmark = pytest.mark.numeric

@@ -145,3 +145,30 @@ def assert_same(found: list[Hypothesis], expected: list[Hypothesis], tolerance: 
     assert [h.finished for h in found] == [h.finished for h in expected]
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected], abs=tolerance)
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=tolerance)
+
+
+def beam_by_hand(table: Table, sentence: int, longest: int, config: DecodeConfig) -> list[Hypothesis]:
+    """The rule in plain Python: of the 2 K best continuations, ends among the first K complete, K others go on."""
+    K, alpha = config.beam_size, config.length_penalty
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    found: list[Hypothesis] = []
+    for length in range(1, longest + 1):
+        grown = []
+        for total, tokens in live:
+            last = log_probs_after(table, sentence, tokens)
+            grown += [(total + last[token], [*tokens, token]) for token in (EOS, A, B, C)]
+        best = sorted(grown, key=lambda entry: -entry[0])[: 2 * K]
+        for total, tokens in best[:K]:
+            if tokens[-1] == EOS:
+                found.append(Hypothesis(tokens, total, total / length**alpha, True))
+        live = [entry for entry in best if entry[1][-1] != EOS][:K]
+        found.sort(key=lambda h: -h.score)
+        if config.early_stopping and len(found) >= K:
+            break
+        worst_kept = found[config.n_best - 1].score if len(found) >= config.n_best else NEVER
+        if not config.early_stopping and length < longest and live[0][0] / longest**alpha <= worst_kept:
+            break
+        if length == longest:
+            cut = [Hypothesis(tokens, total, total / length**alpha, False) for total, tokens in live]
+            found += sorted(cut, key=lambda h: -h.score)
+    return found[: config.n_best]

@@ -10,21 +10,21 @@ from tests.translator.search.models import (
     NEVER,
     A,
     B,
-    C,
     StubDecoding,
-    Table,
     V,
     assert_same,
+    beam_by_hand,
     brute_force,
     every_search,
     log_probs,
-    log_probs_after,
     random_table,
     run,
     sentences,
 )
 from translator.config import DecodeConfig
-from translator.search import Hypothesis, rows_per_sentence, search
+from translator.search import rows_per_sentence, search
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize("early_stopping", [True, False])
@@ -44,33 +44,6 @@ def test_without_early_stopping_the_best_is_not_missed_by_ending_soon(seed, alph
     table = random_table(seed, spread=1.0)
     config = DecodeConfig(beam_size=81, n_best=1, length_penalty=alpha, early_stopping=False)
     assert_same(run(table, config, [4])[0], brute_force(table, 0, 4, alpha)[:1])
-
-
-def beam_by_hand(table: Table, sentence: int, longest: int, config: DecodeConfig) -> list[Hypothesis]:
-    """The rule in plain Python: of the 2 K best continuations, ends among the first K complete, K others go on."""
-    K, alpha = config.beam_size, config.length_penalty
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
-    found: list[Hypothesis] = []
-    for length in range(1, longest + 1):
-        grown = []
-        for total, tokens in live:
-            last = log_probs_after(table, sentence, tokens)
-            grown += [(total + last[token], [*tokens, token]) for token in (EOS, A, B, C)]
-        best = sorted(grown, key=lambda entry: -entry[0])[: 2 * K]
-        for total, tokens in best[:K]:
-            if tokens[-1] == EOS:
-                found.append(Hypothesis(tokens, total, total / length**alpha, True))
-        live = [entry for entry in best if entry[1][-1] != EOS][:K]
-        found.sort(key=lambda h: -h.score)
-        if config.early_stopping and len(found) >= K:
-            break
-        worst_kept = found[config.n_best - 1].score if len(found) >= config.n_best else NEVER
-        if not config.early_stopping and length < longest and live[0][0] / longest**alpha <= worst_kept:
-            break
-        if length == longest:
-            cut = [Hypothesis(tokens, total, total / length**alpha, False) for total, tokens in live]
-            found += sorted(cut, key=lambda h: -h.score)
-    return found[: config.n_best]
 
 
 @pytest.mark.parametrize("early_stopping", [True, False])

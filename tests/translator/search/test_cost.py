@@ -11,6 +11,8 @@ from translator.config import DecodeConfig
 from translator.engine import MatrixScores
 from translator.search import Driver, Sentence, rows_per_sentence
 
+pytestmark = pytest.mark.numeric
+
 V = 1000
 
 

@@ -44,6 +44,8 @@ from translator.search import (
     starter,
 )
 
+pytestmark = pytest.mark.numeric
+
 
 class StubStarts:
     """Starts decodings of a table; a source is the sentence's number in it. Keeps what it started."""

@@ -28,6 +28,8 @@ from tests.translator.search.models import (
 from translator.config import DecodeConfig
 from translator.search import rows_per_sentence, search
 
+pytestmark = pytest.mark.numeric
+
 
 @every_search
 def test_padding_and_start_are_never_generated(config):

@@ -26,6 +26,8 @@ from translator.search import search
 from translator.search.grid import Grid, Member
 from translator.search.sampling import Draws, drawn, gumbel, perturbed_all, perturbed_likely
 
+pytestmark = pytest.mark.numeric
+
 
 def test_greedy_takes_the_most_probable_token_each_time():
     table = random_table(12)

@@ -12,6 +12,8 @@ from translator.engine.eager import EagerEngine
 from translator.model import TranslationModel
 from translator.search import Sentence, rows_per_sentence, search, starter
 
+pytestmark = pytest.mark.numeric
+
 SOURCES = [
     [21, 3],
     [300, 301, 302, 288, 270, 3],
