@@ -59,9 +59,8 @@ def main(run: Path, recipe_name: str = "small") -> None:
         began = time.perf_counter()
         hypotheses = translator.translate(data.test.sources, dataclasses.replace(recipe.decode, beam_size=beams))
         scores = corpus_scores(hypotheses, data.test.references, recipe.target_language)
-        figures |= {f"{name}_bleu": scores.bleu, f"{name}_chrf": scores.chrf}
-        figures |= {"bleu_signature": scores.bleu_signature, "chrf_signature": scores.chrf_signature}
-        print(f"{name}: BLEU {scores.bleu:.2f}  chrF {scores.chrf:.2f}  in {time.perf_counter() - began:.0f} s")
+        figures |= scores.figures(f"{name}_")
+        print(f"{name}: {scores.line(2)}  in {time.perf_counter() - began:.0f} s")
     RESULTS.parent.mkdir(exist_ok=True)
     atomic_write_bytes(RESULTS, (json.dumps(figures, indent=2) + "\n").encode())
     atomic_write_bytes(DEFAULT_CHECKPOINT / "README.md", CARD.read_text(encoding="utf-8").format(**figures).encode())

@@ -8,9 +8,10 @@ import torch
 from train.batches import Encoded, collate, plan_epoch
 from train.corpus import EvalSet
 from train.loss import smoothed_cross_entropy
+from train.recipe import LOSS
 from translator.checkpoint import Checkpoint
 from translator.config import DecodeConfig
-from translator.metrics import Scores, corpus_scores
+from translator.metrics import METRICS, Scores, corpus_scores
 from translator.pipeline import Translator
 
 
@@ -26,18 +27,18 @@ class SetScores:
     samples: list[tuple[str, str, list[str]]]
 
     def metric(self, name: str) -> float:
-        """`bleu` or `chrf`: of all sentences, or the mean over named sets, so that a small one counts as much."""
-        values = [float(getattr(scores, name)) for scores in self.named.values() or [self.scores]]
+        """A metric's value: of all sentences, or the mean over named sets, so that a small one counts as much."""
+        values = [scores[name].value for scores in self.named.values() or [self.scores]]
         return sum(values) / len(values)
 
     def line(self) -> str:
         """The scores for people."""
-        parts = [f"{name} BLEU {scores.bleu:.1f} chrF {scores.chrf:.1f}" for name, scores in self.named.items()]
-        return f"BLEU {self.scores.bleu:.1f}  chrF {self.scores.chrf:.1f}" + f"  ({'; '.join(parts)})" * bool(parts)
+        parts = [f"{name} {scores.line(gap=' ')}" for name, scores in self.named.items()]
+        return self.scores.line() + f"  ({'; '.join(parts)})" * bool(parts)
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The named scores for a log."""
-        return {name: {"bleu": scores.bleu, "chrf": scores.chrf} for name, scores in self.named.items()}
+        return {name: {key: score.value for key, score in scores.items()} for name, scores in self.named.items()}
 
 
 @dataclass(slots=True)
@@ -48,8 +49,10 @@ class Validation:
     result: SetScores
 
     def metric(self, name: str) -> float:
-        """`bleu`, `chrf` or `loss`, turned so that more is better."""
-        return -self.loss if name == "loss" else self.result.metric(name)
+        """The loss or a metric, turned so that more is better."""
+        if name == LOSS:
+            return -self.loss
+        return self.result.metric(name) if METRICS[name].more_is_better else -self.result.metric(name)
 
 
 @torch.no_grad()
@@ -75,7 +78,7 @@ def score_sets(
     sentences: int | None = None,
     shown: int = 0,
 ) -> SetScores:
-    """BLEU and chrF over the first `sentences` of each set; `shown` of each are the samples."""
+    """Every metric over the first `sentences` of each set; `shown` of each are the samples."""
     translator, language = Translator(checkpoint), checkpoint.config.target_language
     named, samples = {}, []
     all_texts: list[str] = []

@@ -252,16 +252,13 @@ class Trainer:
         self._save()
 
     def _tell_validation(self, result: Validation, improved: bool) -> None:
-        scores, samples = result.result.scores, result.result.samples
+        samples = result.result.samples
         self.report.record(
             "validation",
             self.counters.step,
             f"  dev: loss {result.loss:.3f}  {result.result.line()}" + "  best" * improved,
             dev_loss=result.loss,
-            dev_bleu=scores.bleu,
-            dev_chrf=scores.chrf,
-            bleu_signature=scores.bleu_signature,
-            chrf_signature=scores.chrf_signature,
+            **result.result.scores.figures("dev_"),
             dev_sets=result.result.figures(),
             metric=self.recipe.evaluation.metric,
             best=improved,

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,14 +13,34 @@ from pydantic.dataclasses import dataclass
 from train.auto import AUTO, MOST_STEPS, AutoCount, AutoSize, AutoSteps, Count
 from train.filters import FilterConfig
 from train.paths import usable_path
+from train.schedule import SCHEDULES
+from translator.attention import STRUCTURES
 from translator.bounds import MOST_POSITIONS, MOST_ROWS
 from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse, preset
 from translator.errors import UserError
 from translator.languages import LanguageCode
+from translator.metrics import METRICS
+from translator.positions import POSITIONS
 from translator.textio import read_limited
 
 LARGEST_RECIPE = 1 << 20  # bytes
+LOSS = "loss"
+"""The metric that isn't one of translations."""
+
 RECIPES = Path(__file__).resolve().parent / "recipes"
+
+
+def _one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"unknown {what}; known: {', '.join(known)}")
+        return name
+
+    return check
+
+
+MetricName = Annotated[str, AfterValidator(_one_of("metric", (*METRICS, LOSS)))]
+"""What "best" may mean."""
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -63,6 +84,9 @@ class ModelSection:
             raise ValueError(f"preset {self.preset!r} is unknown; known: auto, {', '.join(sorted(PRESETS))}")
         # A slip shows before any text is read; the vocabulary comes from the text.
         preset("small" if self.preset == "auto" else self.preset, 1000, **self.overrides())
+        for key, known in (("positions", POSITIONS), ("attention", STRUCTURES)):
+            if getattr(self, key) not in (None, *known):
+                raise ValueError(f"{key} {getattr(self, key)!r} is unknown; known: {', '.join(known)}")
         return self
 
     def overrides(self) -> dict[str, Any]:
@@ -86,7 +110,7 @@ class TrainingConfig:
     accumulate: int = Field(default=1, ge=1, le=100_000)
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
     warmup_steps: AutoSteps = AUTO
-    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = "cosine"
+    schedule: Annotated[str, AfterValidator(_one_of("schedule", SCHEDULES))] = "cosine"
     weight_decay: float = Field(default=0.01, ge=0, le=1)
     adam_betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
@@ -105,7 +129,7 @@ class EvaluationConfig:
 
     every: AutoCount = AUTO
     sentences: Count = 1000
-    metric: Literal["bleu", "chrf", "loss"] = "bleu"
+    metric: MetricName = "bleu"
     patience: int = Field(default=0, ge=0, le=MOST_STEPS)
     samples: int = Field(default=3, ge=0, le=1000)
     beam_size: int = Field(default=1, ge=1, le=MOST_ROWS)

@@ -163,16 +163,13 @@ def _finish(folder: RunFolder, trainer: Trainer, report: Report) -> None:
         result = score_sets(best, trainer.data.test_sets, best.config.decode)
         scores = result.scores
         figures = {
-            "bleu": scores.bleu,
-            "chrf": scores.chrf,
-            "bleu_signature": scores.bleu_signature,
-            "chrf_signature": scores.chrf_signature,
+            **scores.figures(),
             "sentences": len(trainer.data.test.sources),
             "step": trainer.counters.best_step,
             "hours": round(trainer.counters.seconds / 3600, 2),
             "sets": result.figures(),
         }
         atomic_write_bytes(folder.path / TEST, (json_text(figures, indent=2) + "\n").encode())
-        line = f"test: {result.line()}  ({scores.bleu_signature})"
+        line = f"test: {result.line()}  ({next(iter(scores.values())).signature})"
         report.record("test", trainer.counters.step, line, **{f"test_{key}": value for key, value in figures.items()})
     report.say(f"done: {folder.best} holds the best model, {folder.last} the last")

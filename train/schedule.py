@@ -1,20 +1,52 @@
 """The learning rate as a function of the step alone, so that resuming can't shift it."""
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from train.recipe import TrainingConfig
+if TYPE_CHECKING:
+    from train.recipe import TrainingConfig
+
+Schedule = Callable[[int, int, int], float]
+"""`schedule(step, warmup, last)`: the share of the peak rate at `step`, after a warm-up of `warmup` steps."""
 
 
-def learning_rate(config: TrainingConfig, step: int) -> float:
+def constant(step: int, warmup: int, last: int) -> float:
+    """The peak to the end."""
+    return 1.0
+
+
+def inverse_sqrt(step: int, warmup: int, last: int) -> float:
+    """Falls with the square root of the step, and never to zero (Vaswani et al. 2017)."""
+    return math.sqrt(max(warmup, 1) / step)
+
+
+def linear(step: int, warmup: int, last: int) -> float:
+    """A straight line to zero at the last step."""
+    return 1 - _progress(step, warmup, last)
+
+
+def cosine(step: int, warmup: int, last: int) -> float:
+    """Half a cosine to zero at the last step (Loshchilov and Hutter 2017)."""
+    return 0.5 * (1 + math.cos(math.pi * _progress(step, warmup, last)))
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "cosine": cosine,
+    "linear": linear,
+    "inverse_sqrt": inverse_sqrt,
+    "constant": constant,
+}
+"""Every schedule by the name that recipes give it."""
+
+
+def learning_rate(config: "TrainingConfig", step: int) -> float:
     """Rate of step `step`, counted from 1: linear warm-up over at most a quarter of the run, then the schedule."""
     peak, warmup = config.learning_rate, min(config.warmup_steps, config.max_steps // 4)
     if step <= warmup:
         return peak * step / warmup
-    if config.schedule == "constant":
-        return peak
-    if config.schedule == "inverse_sqrt":
-        return peak * math.sqrt(max(warmup, 1) / step)
-    progress = min(1.0, (step - warmup) / max(1, config.max_steps - warmup))
-    if config.schedule == "linear":
-        return peak * (1 - progress)
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * SCHEDULES[config.schedule](step, warmup, config.max_steps)
+
+
+def _progress(step: int, warmup: int, last: int) -> float:
+    return min(1.0, (step - warmup) / max(1, last - warmup))

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from train.auto import Auto
-from train.recipe import Recipe
+from train.recipe import MetricName, Recipe
 from translator.checkpoint import Checkpoint, write_checkpoint, write_tensors
 from translator.config import STRICT, from_json, to_json
 from translator.errors import UserError
@@ -40,7 +40,7 @@ class Counters:
     logged_steps: _Count = 0
     logged_seconds: _Amount = 0.0
     best: Annotated[float, Field(strict=True)] | None = None
-    best_metric: Literal["bleu", "chrf", "loss"] | None = None
+    best_metric: MetricName | None = None
     best_step: _Count = 0
     stale_validations: _Count = 0
     fingerprint: Annotated[str, Field(max_length=64)] = ""

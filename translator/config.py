@@ -27,9 +27,9 @@ LARGEST_JSON = 1 << 20  # bytes of a settings file
 class ModelConfig:
     """Shape of a `TranslationModel`; names are those of `torch.nn.Transformer`.
 
-    `vocab_size` is V, `d_model` D, `nhead` H. `attention` names the decoder's self-attention structure, one of
-    `translator.attention.STRUCTURES`. `max_positions` bounds both the source and the target length, in
-    tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
+    `vocab_size` is V, `d_model` D, `nhead` H. `positions` is one of `translator.positions.POSITIONS`, `attention` (the
+    decoder's self-attention) one of `translator.attention.STRUCTURES`. `max_positions` bounds both the source and the
+    target length, in tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
 
     The upper bounds are about twice the largest encoder-decoder models published (XLM-V's 1,000,002 pieces, T5-11B's
     feed-forward of 65,536, 200 layers of M2M's deepest): beyond them a file is damaged or means harm.
@@ -44,7 +44,7 @@ class ModelConfig:
     dropout: float = Field(default=0.1, ge=0, lt=1)
     activation: Literal["relu", "gelu"] = "relu"
     layer_norm_eps: float = Field(default=1e-5, gt=0, le=1)
-    positions: Literal["learned", "sinusoidal"] = "learned"
+    positions: str = Field(default="learned", max_length=64)
     attention: str = Field(default="multihead", max_length=64)
     max_positions: int = Field(default=256, ge=4, le=MOST_POSITIONS)
 

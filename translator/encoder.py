@@ -7,7 +7,6 @@ raises), so training and inference share one path here.
 from collections.abc import Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from translator.attention import CachedMultiheadAttention, FullPass, Product
@@ -88,11 +87,3 @@ class Encoder(nn.Module):
             assert whole is not None
             x = layer.run(x, whole, ops)
         return self.norm(x)
-
-
-def position_table(length: int, width: int) -> Tensor:
-    """Sinusoidal positions `(length, width)` (Vaswani et al. 2017, section 3.5): sines first, then cosines."""
-    half = (width + 1) // 2
-    rates = torch.exp(torch.arange(half) * (-torch.log(torch.tensor(10000.0)) / max(half - 1, 1)))
-    angles = torch.arange(length).unsqueeze(1) * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]

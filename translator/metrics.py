@@ -1,8 +1,7 @@
 """BLEU and chrF by sacreBLEU, with the signatures that make a figure comparable."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF
 
@@ -11,14 +10,39 @@ from translator.errors import UserError
 from translator.languages import language as language_of
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Corpus scores, 0 to 100, and how they were computed."""
+class Metric(NamedTuple):
+    """A corpus metric: what people call it, sacreBLEU's implementation for a target language, and its direction."""
 
-    bleu: float
-    chrf: float
-    bleu_signature: str
-    chrf_signature: str
+    label: str
+    make: Callable[[str], Any]
+    more_is_better: bool = True
+
+
+METRICS: dict[str, Metric] = {
+    "bleu": Metric("BLEU", lambda language: BLEU(tokenize=bleu_tokenizer(language))),
+    "chrf": Metric("chrF", lambda language: CHRF()),
+}
+"""Every metric by the name that recipes, logs and results give it; the command line prints them all."""
+
+
+class Score(NamedTuple):
+    """One metric's value, 0 to 100, and how it was computed."""
+
+    value: float
+    signature: str
+
+
+class Scores(dict[str, Score]):
+    """Corpus scores by the names of `METRICS`."""
+
+    def figures(self, prefix: str = "") -> dict[str, float | str]:
+        """Values and signatures for a log: `{prefix}bleu`, …, `bleu_signature`, …."""
+        values: dict[str, float | str] = {f"{prefix}{name}": score.value for name, score in self.items()}
+        return values | {f"{name}_signature": score.signature for name, score in self.items()}
+
+    def line(self, digits: int = 1, gap: str = "  ") -> str:
+        """The values for people: `BLEU 28.6  chrF 24.6`."""
+        return gap.join(f"{METRICS[name].label} {score.value:.{digits}f}" for name, score in self.items())
 
 
 def bleu_tokenizer(language: str) -> str:
@@ -27,7 +51,7 @@ def bleu_tokenizer(language: str) -> str:
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]], language: str) -> Scores:
-    """BLEU and chrF of `hypotheses` against each one's `references`, at least one of them.
+    """Every metric of `hypotheses` against each one's `references`, at least one of them.
 
     Raises `UserError` when the counts differ, a sentence has no reference, there is nothing to score or the language's
     code is unknown; `TypeError` for a single string where a list of texts belongs.
@@ -44,6 +68,9 @@ def corpus_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
     most = max(len(versions) for versions in references)
     # One stream for the first reference of each sentence, one for the second, …; sacreBLEU skips the gaps.
     streams: Any = [[versions[i] if i < len(versions) else None for versions in references] for i in range(most)]
-    bleu, chrf = BLEU(tokenize=bleu_tokenizer(language)), CHRF()
-    scores = [metric.corpus_score(list(hypotheses), streams).score for metric in (bleu, chrf)]
-    return Scores(scores[0], scores[1], str(bleu.get_signature()), str(chrf.get_signature()))
+    scores = Scores()
+    for name, kind in METRICS.items():
+        metric = kind.make(language)
+        value = metric.corpus_score(list(hypotheses), streams).score
+        scores[name] = Score(value, str(metric.get_signature()))
+    return scores

@@ -13,8 +13,9 @@ from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import CachedDecoderLayer
 from translator.dropout import ByteDropout
-from translator.encoder import Encoder, EncoderLayer, position_table
+from translator.encoder import Encoder, EncoderLayer
 from translator.errors import UserError
+from translator.positions import make_positions
 
 
 class TranslationModel(nn.Module):
@@ -27,8 +28,8 @@ class TranslationModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.source_positions = Positions(config)
-        self.target_positions = Positions(config)
+        self.source_positions = make_positions(config.positions, config.max_positions, config.d_model)
+        self.target_positions = make_positions(config.positions, config.max_positions, config.d_model)
         sizes = (config.d_model, config.nhead, config.dim_feedforward, config.dropout, config.activation)
         eps = config.layer_norm_eps
         self.encoder = Encoder(
@@ -111,23 +112,6 @@ def structure(name: str) -> type[Structure]:
     if name not in STRUCTURES:
         raise UserError(f"model.attention = {name!r}: unknown structure; known: {', '.join(sorted(STRUCTURES))}")
     return STRUCTURES[name]
-
-
-class Positions(nn.Module):
-    """Position vectors `(…, D)` for positions `(…)`: learned, or a fixed sinusoidal table."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        table = position_table(config.max_positions, config.d_model)
-        if config.positions == "learned":
-            # As large as the scaled token embeddings: positions that start small are learned many epochs late.
-            self.weight = nn.Parameter(torch.randn_like(table))
-        else:
-            self.register_buffer("weight", table, persistent=False)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """Positions of any shape → that shape with a last dimension of D."""
-        return F.embedding(positions, self.weight)
 
 
 def _use_byte_dropout(layer: nn.Module, p: float) -> None:

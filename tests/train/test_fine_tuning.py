@@ -13,7 +13,7 @@ from train.recipe import read_recipe
 from train.run import run_recipe
 from translator.checkpoint import read_checkpoint
 from translator.errors import UserError
-from translator.metrics import Scores
+from translator.metrics import Score, Scores
 
 WriteRecipe = Callable[..., Path]
 MIXED = """[
@@ -89,7 +89,7 @@ def test_both_scores_are_told_from_before_the_first_step_on(
 
 
 def test_best_is_by_the_mean_of_the_names() -> None:
-    whole, old, mine = (Scores(bleu, bleu / 2, "", "") for bleu in (28.0, 30.0, 10.0))
+    whole, old, mine = (Scores(bleu=Score(bleu, ""), chrf=Score(bleu / 2, "")) for bleu in (28.0, 30.0, 10.0))
     assert SetScores(whole, {}, []).metric("bleu") == 28
     result = SetScores(whole, {"old": old, "mine": mine}, [])
     assert (result.metric("bleu"), result.metric("chrf")) == (20, 10)

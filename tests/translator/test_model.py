@@ -12,10 +12,12 @@ from train.batches import Encoded, collate
 from translator.cache import CACHE_KINDS
 from translator.config import PRESETS, DecodeConfig, ModelConfig, preset
 from translator.dropout import ByteDropout
-from translator.encoder import Encoder, EncoderLayer, position_table
+from translator.encoder import Encoder, EncoderLayer
 from translator.engine import MatrixScores
-from translator.model import Positions, TranslationModel
+from translator.errors import UserError
+from translator.model import TranslationModel
 from translator.padding import pad, padding
+from translator.positions import POSITIONS, make_positions, position_table
 from translator.search import Sentence, search
 
 pytestmark = pytest.mark.numeric
@@ -246,9 +248,11 @@ def test_sinusoidal_positions_are_all_different_and_bounded():
 
 
 def test_sinusoidal_positions_are_not_weights_and_learned_ones_are():
-    sizes = {"vocab_size": 10, "d_model": 8, "nhead": 2, "max_positions": 4}
-    assert [name for name, _ in Positions(ModelConfig(**sizes)).named_parameters()] == ["weight"]
-    assert not Positions(ModelConfig(**sizes, positions="sinusoidal")).state_dict()
+    assert set(POSITIONS) == {"learned", "sinusoidal"}
+    assert [name for name, _ in make_positions("learned", 4, 8).named_parameters()] == ["weight"]
+    assert not make_positions("sinusoidal", 4, 8).state_dict()
+    with pytest.raises(UserError, match="'rotary': unknown kind; known: learned, sinusoidal"):
+        make_positions("rotary", 4, 8)
 
 
 # -- dropout -----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def run(
 
     - is standard input for --input, --hypotheses or --reference. With --output -, the scores go to standard error.
     """
-    from translator.metrics import corpus_scores
+    from translator.metrics import METRICS, corpus_scores
 
     if (input is None) == (hypotheses is None):
         raise UserError("--input: give a file to translate, or --hypotheses with finished translations")
@@ -80,8 +80,8 @@ def run(
             out.writelines(text + "\n" for text in texts)
     scores = corpus_scores(texts, list(zip(*references, strict=True)), language)
     aside = is_standard_stream(output)
-    typer.echo(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}", err=aside)
-    typer.echo(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}", err=aside)
+    for name, score in scores.items():
+        typer.echo(f"{METRICS[name].label} {score.value:.2f}  {score.signature}", err=aside)
 
 
 def _check_language(hypotheses: Path | None, target_language: str | None, searching: list[str]) -> None:

@@ -146,7 +146,7 @@ class ModelSubject(Subject):
     def _embed_plainly(self, ids: Tensor, positions: Tensor) -> Tensor:
         # Written out: the model's own embedding is part of what is tested.
         scaled = F.embedding(ids, self.model.embedding.weight) * math.sqrt(self.model.config.d_model)
-        return scaled + self.model.target_positions.weight[positions]
+        return scaled + self.model.target_positions(positions)
 
 
 class DecoderSubject(Subject):
