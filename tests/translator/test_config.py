@@ -41,7 +41,7 @@ INF, NAN = math.inf, math.nan
         {"vocab_size": 10, "activation": "tanh"},
         {"vocab_size": 10, "layer_norm_eps": 0.0},
         {"vocab_size": 10, "layer_norm_eps": INF},
-        {"vocab_size": 10, "positions": "rotary"},
+        {"vocab_size": 10, "positions": "x" * 65},
         {"vocab_size": 10, "max_positions": 3},
         {"vocab_size": 10, "d_modle": 8},
     ],

@@ -1,12 +1,15 @@
 """A container, structures and a search that someone else adds, through public names alone, hold up to every proof."""
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers import ENGLISH, tiny_model, tiny_translator
 from translator import CachedDecoder, CachedDecoderLayer, TranslationModel
 from translator.attention import STRUCTURES, AttentionStep, Product, Structure, merge_heads, split_heads
 from translator.cache import (
@@ -22,10 +25,11 @@ from translator.cache import (
     View,
     register,
 )
-from translator.config import ModelConfig
+from translator.config import DecodeConfig, ModelConfig
 from translator.diagnostics.self_test import SelfTestReport, random_model, self_test
-from translator.engine import Operations
+from translator.engine import Operations, Scores
 from translator.errors import UserError
+from translator.search import POLICIES, Choice, Grid, Policy, candidates, each_by_itself
 
 pytestmark = pytest.mark.numeric
 
@@ -332,3 +336,59 @@ def test_states_of_a_mixed_stack_are_what_their_structures_made():
     assert [tuple(state.k.shape) for state in (cache.states[0], cache.states[1])] == [(2, 2, 6, 8), (2, 1, 6, 8)]
     assert tuple(cache.states[2].current["faded"].shape) == (2, 16)
     assert isinstance(cache.begin(1).layers[2], LayerStep)
+
+
+# -- a search ---------------------------------------------------------------------------------------------------------
+
+
+class Humble(Policy):
+    """Takes the second-best token: nobody would, so that nothing else can pass for it."""
+
+    name = "humble"
+
+    @classmethod
+    def rows(cls, config: DecodeConfig) -> int:
+        return 1
+
+    def choose(self, scores: Scores, grid: Grid, banned: Tensor | None, forced: Tensor | None) -> Choice:
+        values, ids = candidates(scores, 2, banned, forced)  # (B, 2)
+        return each_by_itself(grid, ids[:, 1], values[:, 1])
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "list"])
+def test_a_search_of_ones_own_runs_from_settings_to_text(extended, monkeypatch, cache):
+    monkeypatch.setitem(POLICIES, "humble", Humble)
+    translator = tiny_translator(cache=cache)
+    lines = ENGLISH[:3]
+    found = translator.candidates(lines, search="humble", max_length_factor=0, max_length_extra=6, split=False)
+    for line, candidate in zip(lines, found, strict=True):
+        ids, expected = [translator.tokenizer.bos_id], []
+        memory = tiny_model().encode(torch.tensor([[*translator.tokenizer.encode(line), translator.tokenizer.eos_id]]))
+        for _ in range(6):
+            logits = tiny_model().logits(tiny_model().decode(torch.tensor([ids]), memory)[0, -1])
+            logits[[translator.tokenizer.pad_id, translator.tokenizer.bos_id]] = -math.inf
+            ids.append(int(logits.topk(2).indices[1]))
+            expected.append(ids[-1])
+            if ids[-1] == translator.tokenizer.eos_id:
+                break
+        assert translator.tokenizer.ids(candidate[0].tokens[0]) == expected
+
+
+def test_the_container_of_the_contributors_page_steps_as_the_full_pass(monkeypatch):
+    page = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    try:
+        for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
+            exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+        decoder = CachedDecoder([CachedDecoderLayer(16, 2, 24, dropout=0.0, batch_first=True) for _ in range(2)]).eval()
+        x, memory = torch.randn(2, 6, 16), torch.randn(2, 3, 16)
+        cache = decoder.start(memory, kind="newest")
+        steps = [decoder(part, cache) for part in x.split([1, 3, 2], dim=1)]
+        assert torch.allclose(torch.cat(steps, dim=1), decoder(x, memory, tgt_is_causal=True), atol=1e-5)
+        cache.begin(1).layers[0].update(torch.ones(2, 2, 1, 8), torch.ones(2, 2, 1, 8))
+        cache.rollback()
+        assert cache.states[0].k.shape[2] == 6
+        with pytest.raises(UnsupportedCacheOperation, match="'newest' cannot crop"):
+            cache.crop(1)
+    finally:
+        CACHE_KINDS.pop("newest", None)

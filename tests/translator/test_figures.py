@@ -35,6 +35,7 @@ def arm(name: str, *, start: float, scale: float) -> ArmLatency:
 def test_the_latency_table() -> None:
     none, static = arm("none", start=0.0, scale=2.0), arm("static", start=7.0, scale=0.5)
     none.start_samples = [0.0] * 3
+    static.cache_bytes = 1_250_000
     for one in (none, static):
         one.ratio = [mine / theirs for mine, theirs in zip(one.cumulative_ms, none.cumulative_ms, strict=True)]
     sizes = {"d_model": 8, "nhead": 2, "num_decoder_layers": 3, "dim_feedforward": 16, "vocab_size": 99}
@@ -66,6 +67,7 @@ def test_the_latency_table() -> None:
         "ratio at 28": "1.000",
         "ratio at 40": "1.000",
         "ahead from": "",
+        "cache MB": "",
     }
     ratios = {t: (7 + cumulative(t) / 4) / cumulative(t) for t in (1, 2, 4, 28, 40)}
     assert second == {
@@ -78,6 +80,7 @@ def test_the_latency_table() -> None:
         "all ms": "417.0",
         **{f"ratio at {t}": f"{ratio:.3f}" for t, ratio in ratios.items()},
         "ahead from": "3",  # 7 + 0.5 + 1 + 1.5 = 10 after 12
+        "cache MB": "1.25",
     }
     assert len({*second.values()}) == len(second), "no two figures are the same, so none can stand for another"
 
@@ -112,30 +115,35 @@ def test_the_parity_table_and_its_count() -> None:
 
 
 def test_the_self_test_table_and_its_count() -> None:
-    def planted(name: str, *tallies: Tally) -> FaultOutcome:
+    def planted(name: str, *tallies: Tally, kind: str = "static") -> FaultOutcome:
         fault = Fault(name, f"what {name} is", DecoderCache, "positions", lambda original, *args: None)
-        return FaultOutcome(fault, [Check(torch.float64, "static", "greedy", tally) for tally in tallies])
+        return FaultOutcome(fault, kind, [Check(torch.float64, kind, "greedy", tally) for tally in tallies])
 
     def tally(largest: float, score: float = 0.0, *errors: str) -> Tally:
         return Tally({"torch": largest}, {"torch": 9}, 1.0, score, errors=list(errors))
 
     outcomes = [
         planted("seen", tally(0.5), tally(2.0, 3.0), tally(0.0)),
+        planted("seen", tally(0.25), tally(0.0), kind="dynamic"),
         planted("raised", tally(0.0, 0.0, "ValueError: why")),
         planted("spoiled", tally(float("inf")), tally(float("inf"))),
         planted("missed", tally(1e-9), tally(0.0)),
+        planted("missed", tally(4.0), kind="dynamic"),
     ]
-    clean = [Check(torch.float64, "static", "greedy", tally(value)) for value in (3e-14, 7e-14, 1e-14)]
+    clean = [Check(torch.float64, "static", "greedy", tally(value)) for value in (3e-14, 7e-14)]
+    clean.append(Check(torch.float64, "dynamic", "greedy", tally(1e-14)))
     report = SelfTestReport(clean, outcomes)
-    headings = ("fault", "max |Δ|", "checks failed", "raised", "verdict", "what is wrong")
+    headings = ("fault", "static max |Δ|", "dynamic max |Δ|", "checks failed", "raised", "verdict", "what is wrong")
     assert [tuple(row[name] for name in headings) for row in rows(self_test_table(report))] == [
-        ("(none)", "7.0e-14", "0 of 3", "-", "passed", "nothing: the checks as they are"),
-        ("seen", "3.0e+00", "2 of 3", "-", "caught", "what seen is"),
-        ("raised", "0.0e+00", "1 of 1", "ValueError", "caught", "what raised is"),
-        ("spoiled", "NaN", "2 of 2", "-", "caught", "what spoiled is"),
-        ("missed", "1.0e-09", "1 of 2", "-", "MISSED", "what missed is"),
+        ("(none)", "7.0e-14", "1.0e-14", "0 of 3", "-", "passed", "nothing: the checks as they are"),
+        ("seen", "3.0e+00", "2.5e-01", "3 of 5", "-", "caught", "what seen is"),
+        ("raised", "0.0e+00", "-", "1 of 1", "ValueError", "caught", "what raised is"),
+        ("spoiled", "NaN", "-", "2 of 2", "-", "caught", "what spoiled is"),
+        ("missed", "1.0e-09", "4.0e+00", "2 of 3", "-", "MISSED: static", "what missed is"),
     ]
-    assert self_test_summary(report) == "self-test: 3 of 4 faults caught, clean run passed (max |Δlogit| 7.0e-14)"
+    assert self_test_summary(report) == (
+        "self-test: 5 of 6 planted faults caught (static 3, dynamic 2), clean run passed (max |Δlogit| 7.0e-14)"
+    )
     assert not report.passed
 
 

@@ -13,19 +13,24 @@ maps columns to ids, `at` ids to columns, and `logits` has -inf at ids outside t
 from translator.search import beam, greedy, sampling  # noqa: F401 - each registers its policy
 from translator.search.base import Hypothesis, Sentence, check_finite
 from translator.search.driver import Driver, Event, Grown, Start, search, starter
-from translator.search.policy import POLICIES, Choice, Policy, policy_of, register, rows_per_sentence
+from translator.search.grid import Grid
+from translator.search.policy import POLICIES, Choice, Policy, each_by_itself, policy_of, register, rows_per_sentence
+from translator.search.rules import candidates
 
 __all__ = [
     "POLICIES",
     "Choice",
     "Driver",
     "Event",
+    "Grid",
     "Grown",
     "Hypothesis",
     "Policy",
     "Sentence",
     "Start",
+    "candidates",
     "check_finite",
+    "each_by_itself",
     "policy_of",
     "register",
     "rows_per_sentence",
