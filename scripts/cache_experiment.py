@@ -12,7 +12,7 @@ from 40 source tokens, with both cache kinds and without a cache; then other wid
 * tail: time a token in the last tenth of 256 tokens over that in the first tenth: 1 is flat.
 
 Both sides use the same weights, precision and linear kernels; the encoder is in neither. What the columns of
-milliseconds mean is told in `translator/diagnostics/latency.py`.
+milliseconds mean is told in `translator/diagnostics/latency/profile.py`.
 
     scripts/cache_experiment.py                     # about 10 minutes on two cores
     scripts/cache_experiment.py --quick             # seconds; a check that it runs, not a measurement
@@ -37,10 +37,10 @@ from rich.console import Console
 from rich.table import Table
 
 from translator.config import ModelConfig, preset
-from translator.diagnostics.latency import profile_latency
-from translator.diagnostics.latency_arms import LatencySettings
-from translator.diagnostics.latency_plot import draw_tokens, label_axes
-from translator.diagnostics.latency_report import LatencyReport, ahead_from
+from translator.diagnostics.latency.arms import LatencySettings
+from translator.diagnostics.latency.plot import draw_tokens, label_axes
+from translator.diagnostics.latency.profile import profile_latency
+from translator.diagnostics.latency.report import LatencyReport, ahead_from
 from translator.model import TranslationModel
 from translator.textio import atomic_write_bytes
 

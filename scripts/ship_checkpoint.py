@@ -20,7 +20,7 @@ from train.data import load_data
 from train.recipe import read_recipe
 from train.state import read_saved
 from translator.checkpoint import DEFAULT_CHECKPOINT, WEIGHTS, read_checkpoint, replaced_folder, write_checkpoint
-from translator.diagnostics.latency_report import machine_facts
+from translator.diagnostics.latency.report import machine_facts
 from translator.metrics import corpus_scores
 from translator.pipeline import Translator
 from translator.textio import atomic_write_bytes

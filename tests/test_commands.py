@@ -20,8 +20,8 @@ from translator.cache import CACHE_KINDS
 from translator.checkpoint import write_checkpoint
 from translator.commands import COMMANDS
 from translator.commands.parity import _renumber, spaced
-from translator.diagnostics.parity import ParityReport, report_notes
-from translator.diagnostics.tally import Check, Tally, TokenDifference
+from translator.diagnostics.parity.check import ParityReport, report_notes
+from translator.diagnostics.parity.tally import Check, Tally, TokenDifference
 from translator.pipeline import Translator
 
 LINES = ENGLISH[:3]

@@ -11,8 +11,8 @@ from translator import CachedDecoder, TranslationModel
 from translator.cache import CacheSpec
 from translator.config import DecodeConfig, preset
 from translator.device import check_memory
-from translator.diagnostics.latency import profile_latency
-from translator.diagnostics.latency_arms import LatencySettings
+from translator.diagnostics.latency.arms import LatencySettings
+from translator.diagnostics.latency.profile import profile_latency
 from translator.engine.eager import EagerEngine
 from translator.errors import UserError
 from translator.search import Sentence, search

@@ -26,7 +26,7 @@ from translator.cache import (
     register,
 )
 from translator.config import DecodeConfig, ModelConfig
-from translator.diagnostics.self_test import SelfTestReport, random_model, self_test
+from translator.diagnostics.parity.self_test import SelfTestReport, random_model, self_test
 from translator.engine import Operations, Scores
 from translator.errors import UserError
 from translator.search import POLICIES, Choice, Grid, Policy, candidates, each_by_itself

@@ -22,9 +22,9 @@ import torch
 from tests.helpers import tiny_checkpoint
 from translator.checkpoint import read_checkpoint, write_checkpoint
 from translator.config import LARGEST_POSITIONS, DecodeConfig, ModelConfig
-from translator.diagnostics.latency import profile_latency
-from translator.diagnostics.latency_arms import LatencySettings
-from translator.diagnostics.parity import check_parity
+from translator.diagnostics.latency.arms import LatencySettings
+from translator.diagnostics.latency.profile import profile_latency
+from translator.diagnostics.parity.check import check_parity
 from translator.errors import UserError
 from translator.pipeline import Translator
 

@@ -11,16 +11,18 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from translator.config import ModelConfig
-from translator.diagnostics import latency
-from translator.diagnostics.latency import ArmsDisagree, profile_latency
-from translator.diagnostics.latency_arms import ARMS, LatencySettings, make_arms
-from translator.diagnostics.latency_plot import latency_table, plot
-from translator.diagnostics.latency_report import ArmLatency, LatencyReport, ahead_from
+from translator.diagnostics.latency import profile as latency
+from translator.diagnostics.latency.arms import LatencySettings, known_arms, make_arms
+from translator.diagnostics.latency.plot import plot
+from translator.diagnostics.latency.profile import ArmsDisagree, profile_latency
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, ahead_from
+from translator.diagnostics.latency.table import latency_table
 from translator.diagnostics.subject import ModelSubject
 from translator.errors import UserError
 from translator.model import TranslationModel
 
 TOKENS = 12
+ARMS = known_arms()
 
 
 @pytest.fixture(scope="module")

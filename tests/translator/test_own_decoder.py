@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from translator import CachedDecoder
 from translator.cache import DecoderCache
 from translator.diagnostics import check_decoder, profile_decoder, self_test_decoder
-from translator.diagnostics.self_test import FAULTS
+from translator.diagnostics.parity.self_test import FAULTS
 from translator.errors import UserError
 
 pytestmark = pytest.mark.numeric

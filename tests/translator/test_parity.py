@@ -8,11 +8,10 @@ from translator.cache import CACHE_KINDS, DecoderCache, DynamicCache, Step, View
 from translator.checkpoint import Checkpoint, CheckpointConfig
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
-from translator.diagnostics import scenarios as scenarios_module
-from translator.diagnostics import self_test as self_test_module
-from translator.diagnostics.bench import Bench
-from translator.diagnostics.faults import CONTAINER, REQUIRED, Fault
-from translator.diagnostics.parity import (
+from translator.diagnostics.parity import scenarios as scenarios_module
+from translator.diagnostics.parity import self_test as self_test_module
+from translator.diagnostics.parity.bench import Bench
+from translator.diagnostics.parity.check import (
     DTYPES,
     LINES,
     ParityReport,
@@ -20,9 +19,10 @@ from translator.diagnostics.parity import (
     report_notes,
     report_summary,
 )
-from translator.diagnostics.scenarios import Grid, run, scenarios
-from translator.diagnostics.searches import RecordedCacheDecoding, reference_search
-from translator.diagnostics.self_test import (
+from translator.diagnostics.parity.faults import CONTAINER, REQUIRED, Fault
+from translator.diagnostics.parity.scenarios import Grid, run, scenarios
+from translator.diagnostics.parity.searches import RecordedCacheDecoding, reference_search
+from translator.diagnostics.parity.self_test import (
     FAULTS,
     WIDE,
     SelfTestReport,
@@ -31,7 +31,7 @@ from translator.diagnostics.self_test import (
     self_test_bench,
     self_test_notes,
 )
-from translator.diagnostics.tally import Check, Tally
+from translator.diagnostics.parity.tally import Check, Tally
 from translator.errors import UserError
 from translator.model import TranslationModel
 from translator.tokenizer import Tokenizer

@@ -9,13 +9,13 @@ from rich.table import Table
 
 from tests.helpers import tiny_model
 from translator import console
-from translator.diagnostics.faults import Fault
-from translator.diagnostics.latency_arms import LatencySettings
-from translator.diagnostics.latency_plot import latency_table
-from translator.diagnostics.latency_report import ArmLatency, LatencyReport
-from translator.diagnostics.parity import ParityReport, report_table
-from translator.diagnostics.self_test import FAULTS, FaultOutcome, SelfTestReport, self_test_table
-from translator.diagnostics.tally import Check, Tally
+from translator.diagnostics.latency.arms import LatencySettings
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport
+from translator.diagnostics.latency.table import latency_table
+from translator.diagnostics.parity.check import ParityReport, report_table
+from translator.diagnostics.parity.faults import Fault
+from translator.diagnostics.parity.self_test import FAULTS, FaultOutcome, SelfTestReport, self_test_table
+from translator.diagnostics.parity.tally import Check, Tally
 from translator.tables import fitted, natural_width
 
 WIDTHS = [20, 30, 40, 50, 60, 70, 80, 100, 120, 200, 400]
@@ -36,7 +36,7 @@ def some_checks() -> list[Check]:
 
 
 def planted() -> SelfTestReport:
-    outcomes = [FaultOutcome(fault, some_checks()) for fault in FAULTS]
+    outcomes = [FaultOutcome(fault, kind, some_checks()) for fault in FAULTS for kind in ("dynamic", "static")]
     outcomes[0].checks[0].tally.errors.append("UnsupportedCacheOperation: no such operation")
     return SelfTestReport(some_checks(), outcomes)
 
@@ -108,58 +108,6 @@ def test_where_there_is_room_every_row_is_one_line(name: str) -> None:
 
 def row(table: Table, number: int) -> dict[str, str]:
     return {str(column.header): str(list(column.cells)[number]) for column in table.columns}
-
-
-def test_every_figure_of_the_profile_stands_under_its_heading() -> None:
-    tokens = [[9.0, 2.0, 4.0, 6.0, 8.0] + [10.0] * 35, [11.0, 3.0, 5.0, 7.0, 9.0] + [20.0] * 35]
-    arm = ArmLatency("dynamic", [0.25, 0.75], tokens, [400.0, 800.0], [1.5, 0.875] + [0.75] * 37 + [0.625])
-    report = latencies()
-    report.arms = {"none": report.arms["none"], "dynamic": arm}
-    assert row(latency_table(report), 1) == {
-        "arm": "dynamic",
-        "start ms": "0.50",
-        "first token ms": "10.00",  # the median of 9 and 11
-        "later tokens ms": "15.00",  # the median over positions of the medians
-        "p95 ms": "20.00",  # with two repeats the slower one
-        "last ÷ first tenth": "3.25",  # 10 ÷ 4 in one repeat, 20 ÷ 5 in the other
-        "all ms": "557.5",
-        "ratio at 1": "1.500",
-        "ratio at 2": "0.875",
-        "ratio at 4": "0.750",
-        "ratio at 28": "0.750",
-        "ratio at 40": "0.625",
-        "ahead from": "2",
-    }
-
-
-def test_every_figure_of_parity_stands_under_its_heading() -> None:
-    tally = Tally({"uncached": 1.5e-14, "torch": 2.5e-13}, {"uncached": 1234, "torch": 5678}, 10.0)
-    assert row(report_table(ParityReport(6, [Check(torch.float64, "static", "greedy", tally)])), 0) == {
-        "type": "float64",
-        "cache": "static",
-        "check": "greedy",
-        "positions": "1,234",
-        "max |Δlogit| uncached": "1.5e-14",
-        "max |Δlogit| PyTorch": "2.5e-13",
-        "relative": "2.5e-14",
-        "verdict": "pass",
-    }
-
-
-def test_every_figure_of_the_self_test_stands_under_its_heading() -> None:
-    bad = Tally({"uncached": 0.5, "torch": 0.25}, {"uncached": 10, "torch": 10}, 10.0, errors=["IndexError: off"])
-    good = Tally({"uncached": 2.5e-14, "torch": 0.0}, {"uncached": 10, "torch": 10}, 10.0)
-    checks = [Check(torch.float64, "static", "greedy", tally) for tally in (bad, good, good)]
-    table = self_test_table(SelfTestReport(checks[1:], [FaultOutcome(FAULTS[0], checks)]))
-    assert list(row(table, 0).values())[:5] == ["(none)", "2.5e-14", "0 of 2", "-", "passed"]
-    assert row(table, 1) == {
-        "fault": FAULTS[0].name,
-        "max |Δ|": "5.0e-01",
-        "checks failed": "1 of 3",
-        "raised": "IndexError",
-        "verdict": "caught",
-        "what is wrong": FAULTS[0].description,
-    }
 
 
 def test_rows_become_columns_with_their_own_figures() -> None:

@@ -14,7 +14,7 @@ from translator.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from translator.diagnostics.parity import ParityReport
+    from translator.diagnostics.parity.check import ParityReport
     from translator.model import TranslationModel
 
 SAMPLE, BEAMS = 12, 4
@@ -80,7 +80,7 @@ def _check_options(self_test: bool, input: Path | None, lines: int | None, beam_
 
 
 def _self_test(model: "TranslationModel | None") -> bool:
-    from translator.diagnostics import self_test as trial
+    from translator.diagnostics.parity import self_test as trial
 
     with progress_bar("planting faults") as advance:
         tested = trial.self_test(model, progress=advance)
@@ -90,7 +90,7 @@ def _self_test(model: "TranslationModel | None") -> bool:
 
 def _parity(checkpoint: Path | None, device: "torch.device", input: Path | None, most: int, beam_size: int) -> bool:
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
-    from translator.diagnostics import parity as check
+    from translator.diagnostics.parity import check
 
     sample, said = None, []
     if input is not None:

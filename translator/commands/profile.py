@@ -46,7 +46,10 @@ def run(
     from translator.config import parse
     from translator.config import preset as named_preset
     from translator.device import usable_device
-    from translator.diagnostics import latency, latency_plot
+    from translator.diagnostics.latency import plot as picture
+    from translator.diagnostics.latency.arms import LatencySettings
+    from translator.diagnostics.latency.profile import profile_latency
+    from translator.diagnostics.latency.table import latency_table
     from translator.model import TranslationModel
     from translator.textio import json_text
 
@@ -56,7 +59,7 @@ def run(
         raise UserError(f"--batch times --beams: {batch * beams:,} rows are too many; at most {MOST_TIMED_ROWS:,}")
     check_outputs(plot=plot, json=json_)
     if plot:
-        latency_plot.picture_format(plot)
+        picture.picture_format(plot)
     wanted: dict[str, Any] = {
         "source_length": source_length,
         "tokens": tokens,
@@ -69,7 +72,7 @@ def run(
     }
     if arm:
         wanted["arms"] = tuple(arm)
-    settings = parse(latency.LatencySettings, wanted, where="profile")
+    settings = parse(LatencySettings, wanted, where="profile")
     usable_device(device)
     if preset:
         length = max(source_length, tokens)
@@ -77,9 +80,9 @@ def run(
     else:
         model = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT).model
     with progress_bar("timing, passes") as advance:
-        report = latency.profile_latency(model, settings, advance)
-    show(latency_plot.latency_table(report), [], aside=is_standard_stream(plot) or is_standard_stream(json_))
+        report = profile_latency(model, settings, advance)
+    show(latency_table(report), [], aside=is_standard_stream(plot) or is_standard_stream(json_))
     if plot:
-        latency_plot.plot(report, plot)
+        picture.plot(report, plot)
     if json_:
         write_bytes(json_, (json_text(report.to_json(), indent=2) + "\n").encode())

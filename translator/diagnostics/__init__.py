@@ -1,7 +1,8 @@
 """Proofs and measurements, of this project's models and of any decoder.
 
-`parity.check_parity` runs `scenarios` over a `Bench` (a `Subject` and its references) and tallies every difference;
-`self_test` plants `step_faults` and `grid_faults` on the contracts and runs the same; `latency` times the subjects.
+`parity/` compares every logit, token and score with a cache, without, and by another implementation, and plants
+faults to see whether it would notice; `latency/` times the same. Both look at a `Subject` (`subject.py`): a model, or a
+decoder alone.
 For a decoder of one's own: `check_decoder`, `self_test_decoder`, `profile_decoder`.
 """
 

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from translator.cache import CACHE_KINDS
 from translator.config import parse
-from translator.diagnostics.bench import Bench, SpecialIds
-from translator.diagnostics.faults import Fault
-from translator.diagnostics.latency import profile_of
-from translator.diagnostics.latency_arms import LatencySettings
-from translator.diagnostics.latency_report import LatencyReport
-from translator.diagnostics.parity import SHORTEST_BEAM, ParityReport, Progress, parity_of, type_name
-from translator.diagnostics.scenarios import LIFE_POSITIONS
-from translator.diagnostics.self_test import BEAMS, FAULTS, LONGEST, SelfTestReport, self_test_of
+from translator.diagnostics.latency.arms import LatencySettings
+from translator.diagnostics.latency.profile import profile_of
+from translator.diagnostics.latency.report import LatencyReport
+from translator.diagnostics.parity.bench import Bench, SpecialIds
+from translator.diagnostics.parity.check import SHORTEST_BEAM, ParityReport, Progress, parity_of, type_name
+from translator.diagnostics.parity.faults import Fault
+from translator.diagnostics.parity.scenarios import LIFE_POSITIONS
+from translator.diagnostics.parity.self_test import BEAMS, FAULTS, LONGEST, SelfTestReport, self_test_of
 from translator.diagnostics.subject import DecoderSubject, Embed, Project
 from translator.errors import UserError
 

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from translator.cache import CACHE_KINDS
 from translator.checkpoint import Checkpoint
-from translator.diagnostics.bench import PATHS, Bench, SpecialIds
-from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.parity.bench import PATHS, Bench, SpecialIds
+from translator.diagnostics.parity.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.parity.tally import TOLERANCES, Check, Tally, TokenDifference
 from translator.diagnostics.subject import ModelSubject, Subject
 from translator.diagnostics.tables import as_text
-from translator.diagnostics.tally import TOLERANCES, Check, Tally, TokenDifference
 from translator.errors import UserError
 from translator.search.base import check_finite
 

@@ -9,14 +9,14 @@ from rich.table import Table
 
 from translator.cache import CACHE_KINDS
 from translator.config import ModelConfig
-from translator.diagnostics import grid_faults, step_faults
-from translator.diagnostics.bench import Bench, SpecialIds
-from translator.diagnostics.faults import REQUIRED, Fault
-from translator.diagnostics.parity import Progress
-from translator.diagnostics.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.parity import grid_faults, step_faults
+from translator.diagnostics.parity.bench import Bench, SpecialIds
+from translator.diagnostics.parity.check import Progress
+from translator.diagnostics.parity.faults import REQUIRED, Fault
+from translator.diagnostics.parity.scenarios import LIFE_POSITIONS, run, scenarios
+from translator.diagnostics.parity.tally import Check, Tally
 from translator.diagnostics.subject import ModelSubject
 from translator.diagnostics.tables import as_text
-from translator.diagnostics.tally import Check, Tally
 from translator.errors import UserError
 from translator.model import TranslationModel
 
@@ -185,13 +185,12 @@ def _measure(bench: Bench, kinds: Iterable[str]) -> list[Check]:
 
 
 def self_test_table(report: SelfTestReport) -> Table:
-    """One row for each fault, the clean run first; under each container, by how much it showed there."""
+    """One row for each fault, the clean run first; under each container by how much it showed, or that it raised."""
     table = Table(box=None, pad_edge=False)
     table.add_column("fault", no_wrap=True)
     for kind in report.kinds:
         table.add_column(f"{kind} max |Δ|", justify="right", no_wrap=True)
     table.add_column("checks failed", justify="right", no_wrap=True)
-    table.add_column("raised", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("what is wrong")
     clean = [
@@ -215,18 +214,18 @@ def _row(outcomes: Sequence[FaultOutcome], kinds: Sequence[str], verdict: str) -
     by_kind = {outcome.kind: outcome for outcome in outcomes}
     checks = [check for outcome in outcomes for check in outcome.checks]
     failed = sum(check.verdict not in ("pass", "skipped") for check in checks)
-    raised = dict.fromkeys(outcome.error.partition(":")[0] for outcome in outcomes if outcome.error)
     return [
         outcomes[0].fault.name,
         *(_size(by_kind[kind]) if kind in by_kind else "-" for kind in kinds),
         f"{failed} of {len(checks)}",
-        ", ".join(raised) or "-",
         verdict,
         outcomes[0].fault.description,
     ]
 
 
 def _size(outcome: FaultOutcome) -> str:
+    if outcome.error and outcome.size < WIDE:
+        return "raised"
     return "NaN" if math.isinf(outcome.size) else f"{outcome.size:.1e}"
 
 

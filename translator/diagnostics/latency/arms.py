@@ -12,7 +12,11 @@ from translator.diagnostics.subject import Subject
 from translator.errors import UserError
 
 UNCACHED, TORCH = "none", "torch"
-ARMS = (UNCACHED, *sorted(CACHE_KINDS), TORCH)
+
+
+def known_arms() -> tuple[str, ...]:
+    """Every way of decoding there is: without a cache, with each container, PyTorch's own decoder."""
+    return (UNCACHED, *sorted(CACHE_KINDS), TORCH)
 
 
 @validated(config=STRICT, frozen=True, kw_only=True)
@@ -38,9 +42,10 @@ class LatencySettings:
 
     @model_validator(mode="after")
     def _check(self) -> "LatencySettings":
-        unknown = [arm for arm in self.arms if arm not in ARMS]
+        known = known_arms()
+        unknown = [arm for arm in self.arms if arm not in known]
         if unknown or not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ValueError(f"arms {self.arms} must be different ones of {', '.join(ARMS)}")
+            raise ValueError(f"arms {self.arms} must be different ones of {', '.join(known)}")
         if self.capacity is not None and self.capacity < self.tokens:
             raise ValueError(f"capacity {self.capacity} must hold the {self.tokens} tokens")
         return self

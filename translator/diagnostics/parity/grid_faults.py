@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from translator.cache import DecoderCache, KeyValueState, LayerState, Lengths, SourceState, Step
-from translator.diagnostics.faults import CONTAINER, FaultList, Original
+from translator.diagnostics.parity.faults import CONTAINER, FaultList, Original
 
 FAULTS = FaultList()
 ALL = slice(None)

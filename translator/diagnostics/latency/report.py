@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from translator.diagnostics.latency_arms import LatencySettings
+from translator.diagnostics.latency.arms import LatencySettings
 from translator.diagnostics.tables import as_text
 
 
@@ -105,7 +105,7 @@ class LatencyReport:
     ties: int
 
     def __str__(self) -> str:
-        from translator.diagnostics.latency_plot import latency_table  # which imports this module
+        from translator.diagnostics.latency.table import latency_table  # which imports this module
 
         return as_text(latency_table(self))
 

@@ -10,7 +10,7 @@ from translator.attention import CachedMultiheadAttention
 from translator.cache import DecoderCache, KeyValueState, LayerStep, Lengths, Step, View
 from translator.cache import step as step_module
 from translator.decoder import CachedDecoder
-from translator.diagnostics.faults import CONTAINER, FaultList, Original
+from translator.diagnostics.parity.faults import CONTAINER, FaultList, Original
 from translator.engine import EagerOperations
 
 Mask = tuple[Tensor | None, bool]

@@ -30,8 +30,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from translator.diagnostics.latency_arms import UNCACHED, Arm, LatencySettings, make_arms
-from translator.diagnostics.latency_report import ArmLatency, LatencyReport, machine_facts
+from translator.diagnostics.latency.arms import UNCACHED, Arm, LatencySettings, make_arms
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, machine_facts
 from translator.diagnostics.subject import ModelSubject, Subject, layer_sizes
 from translator.errors import UserError
 from translator.model import TranslationModel

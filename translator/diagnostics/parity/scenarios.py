@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from translator.cache import CACHE_KINDS, CacheSpec, UnsupportedCacheOperation
-from translator.diagnostics.bench import PATHS, Bench, Row
-from translator.diagnostics.searches import (
+from translator.diagnostics.parity.bench import PATHS, Bench, Row
+from translator.diagnostics.parity.searches import (
     RecordedCacheDecoding,
     compare_results,
     compare_turns,
     reference_search,
     run_search,
 )
-from translator.diagnostics.tally import Tally
+from translator.diagnostics.parity.tally import Tally
 from translator.errors import UserError
 
 LIFE_POSITIONS = 16

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from translator.cache import CacheSpec
 from translator.config import DecodeConfig
-from translator.diagnostics.bench import Bench, Row
-from translator.diagnostics.tally import Tally, TokenDifference
+from translator.diagnostics.parity.bench import Bench, Row
+from translator.diagnostics.parity.tally import Tally, TokenDifference
 from translator.engine import MatrixScores
 from translator.search import Hypothesis, Sentence, search
 
