@@ -17,7 +17,6 @@ from train.folder import RunFolder
 from train.loss import smoothed_cross_entropy
 from train.recipe import Recipe
 from train.report import Report, duration
-from train.schedule import learning_rate
 from train.state import Counters, Saved, load_state, write_state
 from translator.checkpoint import Checkpoint
 from translator.errors import UserError
@@ -127,7 +126,7 @@ class Trainer:
         counters, settings = self.counters, self.settings
         counters.step += 1
         tokens = sum(batch.tokens for batch in batches)
-        rate = learning_rate(settings, counters.step)
+        rate = settings.rate(counters.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from train.auto import AUTO, MOST_STEPS, AutoCount, AutoSize, AutoSteps, Count
 from train.filters import FilterConfig
 from train.paths import usable_path
-from train.schedule import SCHEDULES
+from train.schedule import SCHEDULES, learning_rate
 from translator.attention import STRUCTURES
 from translator.bounds import MOST_POSITIONS, MOST_ROWS
 from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse, preset
@@ -120,6 +120,12 @@ class TrainingConfig:
     max_tokens: int = Field(default=128, ge=4, le=MOST_POSITIONS)
     log_every: Count = 50
     save_every: Count = 500
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step `step`, counted from 1."""
+        return learning_rate(
+            self.schedule, step, peak=self.learning_rate, warmup_steps=self.warmup_steps, max_steps=self.max_steps
+        )
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

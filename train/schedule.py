@@ -2,10 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from train.recipe import TrainingConfig
 
 Schedule = Callable[[int, int, int], float]
 """`schedule(step, warmup, last)`: the share of the peak rate at `step`, after a warm-up of `warmup` steps."""
@@ -40,12 +36,12 @@ SCHEDULES: dict[str, Schedule] = {
 """Every schedule by the name that recipes give it."""
 
 
-def learning_rate(config: "TrainingConfig", step: int) -> float:
+def learning_rate(schedule: str, step: int, *, peak: float, warmup_steps: int, max_steps: int) -> float:
     """Rate of step `step`, counted from 1: linear warm-up over at most a quarter of the run, then the schedule."""
-    peak, warmup = config.learning_rate, min(config.warmup_steps, config.max_steps // 4)
+    warmup = min(warmup_steps, max_steps // 4)
     if step <= warmup:
         return peak * step / warmup
-    return peak * SCHEDULES[config.schedule](step, warmup, config.max_steps)
+    return peak * SCHEDULES[schedule](step, warmup, max_steps)
 
 
 def _progress(step: int, warmup: int, last: int) -> float:

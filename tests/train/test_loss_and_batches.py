@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from train.batches import Encoded, collate, plan_epoch
 from train.loss import smoothed_cross_entropy
 from train.recipe import TrainingConfig
-from train.schedule import learning_rate
 from translator.config import ModelConfig
 from translator.model import TranslationModel
 
@@ -111,7 +110,7 @@ def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse_sqrt", "constant"])
 def test_the_rate_rises_then_follows_its_schedule(schedule: str) -> None:
     config = TrainingConfig(learning_rate=1.0, warmup_steps=10, max_steps=100, schedule=schedule)  # type: ignore[arg-type]
-    rates = [learning_rate(config, step) for step in range(1, 101)]
+    rates = [config.rate(step) for step in range(1, 101)]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
     assert all(later <= earlier for earlier, later in itertools.pairwise(rates[9:]))
     ends = {"cosine": 0.0, "linear": 0.0, "inverse_sqrt": 10**-0.5, "constant": 1.0}
@@ -130,5 +129,5 @@ def test_the_rate_rises_then_follows_its_schedule(schedule: str) -> None:
 def test_each_schedule_is_the_curve_of_its_name(schedule: str, quarter: float, half: float) -> None:
     """A quarter and half of the way from the end of the warm-up, step 20, to the last step, 100."""
     config = TrainingConfig(learning_rate=1.0, warmup_steps=20, max_steps=100, schedule=schedule)  # type: ignore[arg-type]
-    assert learning_rate(config, 10) == pytest.approx(0.5)
-    assert (learning_rate(config, 40), learning_rate(config, 60)) == pytest.approx((quarter, half))
+    assert config.rate(10) == pytest.approx(0.5)
+    assert (config.rate(40), config.rate(60)) == pytest.approx((quarter, half))

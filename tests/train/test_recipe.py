@@ -16,7 +16,6 @@ from train.data import load_data
 from train.fit import as_saved, fitted
 from train.initial import new_tokenizer
 from train.recipe import RECIPES, Recipe, TrainingConfig, read_recipe
-from train.schedule import learning_rate
 from translator.config import parse, preset
 from translator.errors import UserError
 
@@ -228,7 +227,7 @@ def test_what_is_not_worked_out_yet_is_written_as_auto(tmp_path: Path) -> None:
 
 def test_the_warm_up_leaves_most_of_the_run() -> None:
     config = TrainingConfig(learning_rate=1.0, warmup_steps=400, max_steps=40)
-    rates = [learning_rate(config, step) for step in range(1, 41)]
+    rates = [config.rate(step) for step in range(1, 41)]
     assert rates[9] == max(rates) == 1.0 and rates[10] < 1.0
 
 

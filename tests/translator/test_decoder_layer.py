@@ -103,7 +103,12 @@ OPTIONS = [
 ] + [{"layer_norm_eps": 1e-2}, {"layer_norm_eps": 1e-2, "norm_first": True}, {"activation": F.gelu}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def as_name(options: dict) -> str:
+    """The same in every process: functions by name, not by address."""
+    return str({key: getattr(value, "__name__", value) for key, value in options.items()})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=as_name)
 def test_outputs_and_gradients_equal_the_original(options):
     original, cached = pair(**options)
     given = inputs(options.get("batch_first", False))
@@ -111,7 +116,7 @@ def test_outputs_and_gradients_equal_the_original(options):
     assert_same(original, cached, *given, tgt_mask=causal(), memory_key_padding_mask=hidden(B, S))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=as_name)
 def test_state_dict_loads_strictly_both_ways(options):
     original, cached = pair(**options)
     assert list(cached.state_dict()) == list(original.state_dict())

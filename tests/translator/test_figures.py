@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from translator import cli
 from translator.cache import DecoderCache
 from translator.diagnostics.latency.profile import LatencySettings
-from translator.diagnostics.latency.report import ArmLatency, LatencyReport
-from translator.diagnostics.latency.table import latency_table
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, latency_table
 from translator.diagnostics.parity.check import ParityReport, report_summary, report_table
 from translator.diagnostics.parity.faults import Fault
 from translator.diagnostics.parity.self_test import FaultOutcome, SelfTestReport, self_test_summary, self_test_table

@@ -15,8 +15,7 @@ from translator.diagnostics.latency import profile as latency
 from translator.diagnostics.latency.arms import LatencySettings, known_arms, make_arms
 from translator.diagnostics.latency.plot import plot
 from translator.diagnostics.latency.profile import ArmsDisagree, profile_latency
-from translator.diagnostics.latency.report import ArmLatency, LatencyReport, ahead_from
-from translator.diagnostics.latency.table import latency_table
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, ahead_from, latency_table
 from translator.diagnostics.subject import ModelSubject
 from translator.errors import UserError
 from translator.model import TranslationModel

@@ -650,7 +650,7 @@ def test_a_beam_larger_than_the_vocabulary_is_refused():
         (lambda t: t.score(["a", "b"], "ab"), "targets"),
         (lambda t: list(t.stream(["Yes."])), "text"),
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_one_string_is_no_list_of_lines(call, name):
     with pytest.raises(TypeError, match=name):

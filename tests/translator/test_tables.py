@@ -10,8 +10,7 @@ from rich.table import Table
 from tests.helpers import tiny_model
 from translator import console
 from translator.diagnostics.latency.arms import LatencySettings
-from translator.diagnostics.latency.report import ArmLatency, LatencyReport
-from translator.diagnostics.latency.table import latency_table
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, latency_table
 from translator.diagnostics.parity.check import ParityReport, report_table
 from translator.diagnostics.parity.faults import Fault
 from translator.diagnostics.parity.self_test import FAULTS, FaultOutcome, SelfTestReport, self_test_table

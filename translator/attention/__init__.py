@@ -6,9 +6,9 @@ A new structure is one file and one line in `STRUCTURES`.
 """
 
 from translator.attention.full_pass import FullPass
-from translator.attention.kernels import attend, merge_heads, split_heads
+from translator.attention.kernels import Kernel, attend, merge_heads, split_heads
 from translator.attention.multihead import CachedMultiheadAttention
-from translator.attention.structure import AttentionStep, Kernel, Product, Structure
+from translator.attention.structure import AttentionStep, Product, Structure
 
 STRUCTURES: dict[str, type[Structure]] = {"multihead": CachedMultiheadAttention}
 """Self-attention structures of the decoder by the name that `ModelConfig.attention` gives."""

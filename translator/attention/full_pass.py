@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from translator.attention.structure import Kernel
+from translator.attention.kernels import Kernel
 
 
 class FullPass:

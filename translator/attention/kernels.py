@@ -1,10 +1,15 @@
 """The dense attention kernel, and heads taken apart and put together."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from translator.attention.masks import causal_mask
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
+"""`kernel(q, k, v, mask, is_causal, dropout)`, as `attend` below."""
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

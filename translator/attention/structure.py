@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
 
+from translator.attention.kernels import Kernel
+
 if TYPE_CHECKING:
     from translator.cache import CacheSpec, LayerState
     from translator.engine.operations import Operations
-
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
-"""`kernel(q, k, v, mask, is_causal, dropout)`, as `translator.attention.kernels.attend`."""
 
 Product = tuple[Tensor, Tensor | None]
 """Weight `(out, in)` and bias `(out,)` of a matrix product."""

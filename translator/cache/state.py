@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from translator.attention.structure import Kernel
+from translator.attention.kernels import Kernel
 
 if TYPE_CHECKING:
     from translator.cache.lengths import Lengths

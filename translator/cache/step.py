@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from translator.attention.kernels import Kernel
 from translator.attention.masks import restrict, view_mask
-from translator.attention.structure import Kernel
 from translator.cache.lengths import Lengths
 from translator.cache.source import SourceState
 from translator.cache.state import KeyValueState, LayerState

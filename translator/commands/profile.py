@@ -49,7 +49,7 @@ def run(
     from translator.diagnostics.latency import plot as picture
     from translator.diagnostics.latency.arms import LatencySettings
     from translator.diagnostics.latency.profile import profile_latency
-    from translator.diagnostics.latency.table import latency_table
+    from translator.diagnostics.latency.report import latency_table
     from translator.model import TranslationModel
     from translator.textio import json_text
 

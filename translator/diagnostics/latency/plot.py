@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from translator.cache import CACHE_KINDS
 from translator.console import write_bytes
 from translator.diagnostics.latency.arms import TORCH, UNCACHED
-from translator.diagnostics.latency.report import ArmLatency, LatencyReport
-from translator.diagnostics.latency.table import describe
+from translator.diagnostics.latency.report import ArmLatency, LatencyReport, describe
 from translator.errors import UserError
 
 LABELS = {UNCACHED: "no cache: whole prefix each step", TORCH: "nn.TransformerDecoder, whole prefix"}
