@@ -14,13 +14,14 @@ as row indices. A new container is one file with `@register` and its import here
 from translator.cache.decoder_cache import DecoderCache
 from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
+from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
 from translator.cache.source import SourceState
 from translator.cache.spec import CACHE_KINDS, CacheSpec, register
 from translator.cache.state import CacheFullError, KeyValueState, LayerState, UnsupportedCacheOperation
 from translator.cache.static import StaticCache
-from translator.cache.step import LayerStep, Step, View
+from translator.cache.step import Step, View
 
 __all__ = [
     "CACHE_KINDS",
@@ -35,6 +36,7 @@ __all__ = [
     "Lengths",
     "NamedState",
     "SourceState",
+    "StackStep",
     "StaticCache",
     "Step",
     "UnsupportedCacheOperation",

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.source import SourceState
 from translator.cache.spec import CacheSpec
 from translator.cache.state import LayerState
-from translator.cache.step import LayerStep, Step
 
 
 class DecoderCache:
@@ -48,7 +48,7 @@ class DecoderCache:
         self.beams = spec.beams
         self.source_visible = source_visible
         self._lengths = Lengths(batch_size * spec.beams)
-        self._open: Step | None = None
+        self._open: StackStep | None = None
 
     # -- what callers read -------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class DecoderCache:
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
-    def begin(self, T: int, given: Tensor | None = None) -> Step:
+    def begin(self, T: int, given: Tensor | None = None) -> StackStep:
         """A step of T tokens; `given` `(…, T or 1, past + T)` is a caller's own mask, which hides more.
 
         Each state says which slots it shows, and gets the mask that goes with them; unused slots of a block are zero
@@ -123,7 +123,7 @@ class DecoderCache:
         if T < 1:
             raise ValueError(f"a step needs at least one token, not {T}")
         self.rollback()
-        step = Step(
+        step = StackStep(
             T,
             self._lengths,
             self.device,
@@ -135,7 +135,7 @@ class DecoderCache:
         self._open = step
         return step
 
-    def commit(self, step: Step) -> None:
+    def commit(self, step: StackStep) -> None:
         """Advances the lengths by `step.T`; raises `RuntimeError` for a stale step or a layer that wasn't updated."""
         if step is not self._open:
             raise RuntimeError("this step is not the open one: it was committed, rolled back or made by another cache")

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from translator.cache.layer_step import LayerStep
 from translator.cache.lengths import Lengths
 from translator.cache.state import LayerState
-from translator.cache.step import LayerStep, Step, View
+from translator.cache.step import Step, View
 
 
 class NamedState(LayerState):

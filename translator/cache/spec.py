@@ -1,21 +1,19 @@
 """What a cache should be like, checked once; and what containers there are."""
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from translator.cache.state import KeyValueState
+CACHE_KINDS: dict[str, Any] = {}
+"""Containers (subclasses of `KeyValueState`) by kind: settings, command line, diagnostics, tests read it from here."""
 
-CACHE_KINDS: dict[str, type[KeyValueState]] = {}
-"""Containers by kind. Settings, command line, diagnostics and tests read it from here."""
-
-Container = TypeVar("Container", bound=type[KeyValueState])
+Container = TypeVar("Container", bound=type)
 
 
 def register(container: Container) -> Container:
     """Class decorator: makes a container known under its `kind`."""
-    CACHE_KINDS[container.kind] = container
+    CACHE_KINDS[container.kind] = container  # type: ignore[attr-defined]
     return container
 
 
@@ -58,8 +56,6 @@ class CacheSpec:
         """The same with another number of beams."""
         return replace(self, beams=beams)
 
-    def key_value_state(
-        self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device
-    ) -> KeyValueState:
-        """An empty container of this kind; what structures that keep K and V return from `new_state`."""
+    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
+        """An empty container of this kind, a `KeyValueState`: what structures with K and V return from `new_state`."""
         return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=device)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from translator.attention.kernels import Kernel
-
-if TYPE_CHECKING:
-    from translator.cache.lengths import Lengths
-    from translator.cache.spec import CacheSpec
-    from translator.cache.step import LayerStep, Step, View
+from translator.cache.lengths import Lengths
+from translator.cache.spec import CacheSpec
+from translator.cache.step import Step, View
 
 
 class CacheFullError(RuntimeError):
@@ -106,6 +104,16 @@ class LayerState(ABC):
         return UnsupportedCacheOperation(f"cache kind {self.kind!r} cannot {operation}")
 
 
+class WritingStep(Protocol):
+    """What a container sees of its layer's share of a step; see `LayerStep`."""
+
+    mask: Tensor | None
+    is_causal: bool
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends to the container and returns all of K and V."""
+
+
 class KeyValueState(LayerState):
     """K and V of one layer's self-attention: what a cache container is. One row for each hypothesis.
 
@@ -136,7 +144,7 @@ class KeyValueState(LayerState):
     def shown(self, view: View) -> tuple[Tensor, Tensor]:
         """K and V `(rows, H_kv, view.visible, D_head)`, old and new together."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: LayerStep, kernel: Kernel, dropout: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: WritingStep, kernel: Kernel, dropout: float) -> Tensor:
         """Appends `k, v`, then attends. A container that reads its own form (blocks, codes) does so here."""
         k, v = step.update(k, v)
         return kernel(q, k, v, step.mask, step.is_causal, dropout)

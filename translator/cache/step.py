@@ -1,17 +1,12 @@
-"""A step of T tokens on the whole stack, and one layer's share of it."""
+"""A step of T tokens on the whole stack, and which of a layer's slots it sees."""
 
-import weakref
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from translator.attention.kernels import Kernel
 from translator.attention.masks import restrict, view_mask
 from translator.cache.lengths import Lengths
-from translator.cache.source import SourceState
-from translator.cache.state import KeyValueState, LayerState
 
 
 class KeyPositions(Protocol):
@@ -54,7 +49,6 @@ class Step:
         "device",
         "end",
         "given",
-        "layers",
         "lengths",
         "slots",
         "source_mask",
@@ -82,7 +76,6 @@ class Step:
         self.slots = None if lengths.uniform is not None else lengths.slots(T, device)
         self.end = lengths.longest + T
         self.closed = False
-        self.layers: list[LayerStep] = []
         self._positions: Tensor | None = None
         self._masks: dict[View, tuple[Tensor | None, bool]] = {}
 
@@ -107,54 +100,3 @@ class Step:
         if self.given is None:
             return mask, is_causal
         return restrict(self.given, mask, is_causal, self.T, keys), False
-
-
-class LayerStep:
-    """One layer's share of a step: an `AttentionStep` that writes to the layer's state."""
-
-    __slots__ = ("_step", "is_causal", "mask", "source_state", "state", "view", "written")
-
-    def __init__(self, state: LayerState, source_state: SourceState, step: Step) -> None:
-        self.state = state
-        self.source_state = source_state
-        self.view = state.begin(step)
-        self.mask, self.is_causal = step.mask(self.view)
-        # Weak, since the step holds its layers: a cycle would keep K and V until the garbage collector comes round.
-        self._step = weakref.ref(step)
-        self.written = False
-
-    @property
-    def step(self) -> Step:
-        """The whole stack's step; raises `RuntimeError` once it is over."""
-        step = self._step()
-        if step is None or step.closed:
-            raise RuntimeError("this step is over: it was committed, or another was begun or the grid changed since")
-        return step
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions of the T tokens, `(rows, T)`, int64."""
-        return self.step.positions
-
-    def mark_written(self) -> None:
-        """This layer has done its share of the step; raises `RuntimeError` once the step is over."""
-        _ = self.step
-        self.written = True
-
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `k, v` `(rows, H_kv, T, D_head)` and returns all of K and V. The one line that knows of caching."""
-        state = self.state
-        assert isinstance(state, KeyValueState)
-        state.append(k, v, self.step, self.view)
-        self.written = True
-        return state.shown(self.view)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
-        """See `AttentionStep.attend`; the state may read its own form instead of calling `kernel`."""
-        state = self.state
-        assert isinstance(state, KeyValueState)
-        return state.attend(q, k, v, self, kernel, dropout)
-
-    def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See `AttentionStep.source`: K and V are there since the sentence came in; `project` isn't called."""
-        return self.source_state.k, self.source_state.v, self.step.source_mask
