@@ -183,7 +183,7 @@ class CachedDecoder(nn.Module):
         return x
 
     def _check_shared(self) -> None:
-        for index, layer in enumerate(self.stack):
+        for index, layer in enumerate(cast(list[CachedDecoderLayer], self.layers)):
             part = layer.parted_from_original()
             if part is not None:
                 raise RuntimeError(
@@ -192,7 +192,7 @@ class CachedDecoder(nn.Module):
                 )
 
     def _check_repeatable(self) -> None:
-        for index, layer in enumerate(self.stack):
+        for index, layer in enumerate(cast(list[CachedDecoderLayer], self.layers)):
             if layer.dropout_is_active():
                 raise RuntimeError(
                     f"layers.{index}: a step with a cache under active dropout would keep K and V that no other pass "
