@@ -6,7 +6,7 @@
 
 Each size decodes one sentence greedily from 40 source tokens, one thread, random weights, the same in both trees.
 `calls` are PyTorch operators that one step dispatches (profiler). Times: `first` is start() and the first token,
-`step` each later token, `whole` a pass over 40 tokens without a cache; `ratio` is the tree after over the tree before, of
+`step` each later token, `whole` a pass over 40 tokens without a cache; `ratio` is after over before, of
 neighbouring runs, A B A B …: median, and the least and greatest of the pairs.
 """
 

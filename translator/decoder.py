@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from translator.attention import AttentionStep
 from translator.attention.masks import merge_masks, padding_visible
 from translator.cache import CacheSpec, DecoderCache, SourceState
 from translator.decoder_layer import CachedDecoderLayer, as_batch, as_given, batched_padding, full_pass
-from translator.engine.operations import EagerOperations, Operations
+from translator.engine.operations import EagerStack, StackOperations
 from translator.plain import check_plain
 
 
@@ -55,9 +56,9 @@ class CachedDecoder(nn.Module):
         decoder.training = module.training
         return decoder
 
-    def operations(self) -> list[Operations]:
-        """The plain operations of each layer, on its parameters as they are: training, and the reference."""
-        return [EagerOperations(layer) for layer in self.layers]
+    def operations(self) -> StackOperations:
+        """The plain operations, on the parameters as they are: training, and the reference."""
+        return EagerStack(self, self.layers)
 
     @property
     def stack(self) -> list[CachedDecoderLayer]:
@@ -71,7 +72,7 @@ class CachedDecoder(nn.Module):
         memory_key_padding_mask: Tensor | None = None,
         spec: CacheSpec | None = None,
         *,
-        operations: Sequence[Operations] | None = None,
+        operations: StackOperations | None = None,
         **options: Any,
     ) -> DecoderCache:
         """An empty cache for the sentences of `memory` `(B, S, D)` (`(S, B, D)` unless `batch_first`).
@@ -79,9 +80,9 @@ class CachedDecoder(nn.Module):
         `memory_key_padding_mask` `(B, S)`, True = padding, holds for every step. A `CacheSpec`, or its fields by name,
         say how to keep what is decoded: `kind="dynamic"` grows, `kind="static"` has `capacity` tokens a row, allocated
         now (`CacheFullError` beyond); `beams` rows are kept for each sentence, row `b * beams + k`, and K and V of the
-        source stay one a sentence. `operations` are an engine's, one for each layer. Raises `ValueError` for shapes
-        that don't fit, an unknown kind or a missing capacity, and `RuntimeError` when the module this decoder was made
-        from has got other parts since.
+        source stay one a sentence. `operations` are an engine's. Raises `ValueError` for shapes that don't fit, an
+        unknown kind or a missing capacity, and `RuntimeError` when the module this decoder was made from has got other
+        parts since.
         """
         self._check_shared()
         source = as_batch(memory, self.batch_first)
@@ -103,7 +104,7 @@ class CachedDecoder(nn.Module):
         B, S = source.shape[:2]
         slots = spec.sentences or B
         sources = []
-        for layer, ops in zip(layers, operations, strict=True):
+        for layer, ops in zip(layers, operations.layers, strict=True):
             k, v = layer.multihead_attn.source_kv(source, ops.of("multihead_attn"))
             if spec.dtype is not None:
                 k, v = k.to(spec.dtype), v.to(spec.dtype)
@@ -114,7 +115,9 @@ class CachedDecoder(nn.Module):
         if slots > B:  # empty slots have no source to see
             known = source.new_ones((B, S), dtype=torch.bool) if visible is None else visible
             visible = F.pad(known, (0, 0, 0, slots - B))
-        return DecoderCache(states, sources, spec, batch_size=slots, source_visible=visible)
+        return DecoderCache(
+            states, sources, spec, batch_size=slots, source_visible=visible, computed_in=self._dtype_now(source.device)
+        )
 
     def forward(
         self,
@@ -150,20 +153,24 @@ class CachedDecoder(nn.Module):
             (tgt_mask, tgt_key_padding_mask, bool(tgt_is_causal)),
             (memory_mask, memory_key_padding_mask, memory_is_causal),
         )
-        for layer in self.stack:
-            x = layer.run(x, whole, EagerOperations(layer))
-        return as_given(x if self.norm is None else self.norm(x), tgt, self.batch_first)
+        return as_given(self.run(x, [whole] * len(self.layers), self.operations()), tgt, self.batch_first)
+
+    def run(self, x: Tensor, steps: Sequence[AttentionStep], operations: StackOperations) -> Tensor:
+        """The stack itself, batch first: each layer on its own step, all on an engine's operations."""
+        for layer, step, ops in zip(self.stack, steps, operations.layers, strict=True):
+            x = layer.run(x, step, ops)
+        return operations.norm(x)
 
     @torch.no_grad()
     def step(
         self,
         x: Tensor,
         cache: DecoderCache,
-        operations: Sequence[Operations],
+        operations: StackOperations,
         tgt_mask: Tensor | None = None,
         tgt_key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """The cached step of `forward`, batch first, on an engine's `operations`, one for each layer."""
+        """The cached step of `forward`, batch first, on an engine's operations."""
         if x.shape[0] != cache.rows or len(cache.states) != len(self.layers):
             raise ValueError(
                 f"the step has {x.shape[0]} rows and {len(self.layers)} layers; the cache holds "
@@ -171,14 +178,12 @@ class CachedDecoder(nn.Module):
             )
         self._check_shared()
         self._check_repeatable()
-        self._check_same_place(cache)
+        self._check_same_dtype_now(cache)
         past, T = cache.length, x.shape[1]
         shape = (x.shape[0], self.num_heads, T, past + T)
         given, _ = merge_masks(tgt_mask, batched_padding(tgt_key_padding_mask), shape, x.dtype, past=past)
         step = cache.begin(T, given)
-        for layer, layer_step, ops in zip(self.stack, step.layers, operations, strict=True):
-            x = layer.run(x, layer_step, ops)
-        x = x if self.norm is None else self.norm(x)
+        x = self.run(x, step.layers, operations)
         cache.commit(step)
         return x
 
@@ -199,16 +204,21 @@ class CachedDecoder(nn.Module):
                     "gives again: call eval() on the cached decoder first (it has a mode of its own)"
                 )
 
-    def _check_same_place(self, cache: DecoderCache) -> None:
-        weight = self.stack[0].linear1.weight
-        device, dtype = weight.device, weight.dtype
-        if torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
-        if (cache.dtype, cache.device) != (dtype, device):
+    def _check_same_dtype_now(self, cache: DecoderCache) -> None:
+        device = self.stack[0].linear1.weight.device
+        dtype = self._dtype_now(device)
+        if (cache.computed_in, cache.device) != (dtype, device):
             raise RuntimeError(
-                f"cache holds {_short(cache.dtype)} on {cache.device}, the decoder is now {_short(dtype)} on {device}: "
+                f"cache holds {_short(cache.computed_in)} on {cache.device}, "
+                f"the decoder is now {_short(dtype)} on {device}: "
                 "call start() again, or move the cache with cache.to(…)"
             )
+
+    def _dtype_now(self, device: torch.device) -> torch.dtype:
+        """What the decoder computes in now."""
+        if torch.is_autocast_enabled(device.type):
+            return torch.get_autocast_dtype(device.type)
+        return self.stack[0].linear1.weight.dtype
 
 
 def _short(dtype: torch.dtype) -> str:

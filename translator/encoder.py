@@ -4,7 +4,6 @@ PyTorch's fast path gives other values in eval mode than in training (padding ro
 raises), so training and inference share one path here.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from translator.attention import CachedMultiheadAttention, FullPass, Product
 from translator.attention.masks import merge_masks
 from translator.decoder_layer import activation_function
-from translator.engine.operations import Activation, EagerOperations, Operations
+from translator.engine.operations import Activation, EagerOperations, EagerStack, Operations, StackOperations
 
 
 class EncoderLayer(nn.Module):
@@ -75,15 +74,24 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """`x` `(B, S, D)`, `key_padding_mask` `(B, S)` with True = padding → `(B, S, D)`."""
-        return self.run(x, key_padding_mask, [EagerOperations(layer) for layer in self.layers])
+        return self.run(x, key_padding_mask, self.operations())
 
-    def run(self, x: Tensor, key_padding_mask: Tensor | None, operations: Sequence[Operations]) -> Tensor:
-        """`forward` on an engine's `operations`, one for each layer."""
+    @property
+    def stack(self) -> list[EncoderLayer]:
+        """`layers`, with their type."""
+        return cast(list[EncoderLayer], list(self.layers))
+
+    def operations(self) -> StackOperations:
+        """The plain operations, on the parameters as they are: training, and the reference."""
+        return EagerStack(self, self.layers)
+
+    def run(self, x: Tensor, key_padding_mask: Tensor | None, operations: StackOperations) -> Tensor:
+        """`forward` on an engine's operations."""
         if key_padding_mask is not None and not bool(key_padding_mask.any()):
             key_padding_mask = None
-        layers = cast(list[EncoderLayer], list(self.layers))
+        layers = self.stack
         whole = encoder_pass(x, layers[0].self_attn.num_heads, key_padding_mask) if layers else None
-        for layer, ops in zip(layers, operations, strict=True):
+        for layer, ops in zip(layers, operations.layers, strict=True):
             assert whole is not None
             x = layer.run(x, whole, ops)
-        return self.norm(x)
+        return operations.norm(x)

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import STRUCTURES, Structure
+from translator.attention import STRUCTURES, Product, Structure
 from translator.cache import CacheSpec, DecoderCache
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
-from translator.decoder_layer import CachedDecoderLayer
+from translator.decoder_layer import CachedDecoderLayer, full_pass
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer
+from translator.engine.operations import ModelOperations
 from translator.errors import UserError
 from translator.positions import make_positions
 
@@ -49,46 +50,70 @@ class TranslationModel(nn.Module):
         for layer in (*self.encoder.layers, *self.decoder.layers):
             _use_byte_dropout(layer, config.dropout)
 
-    def encode(self, source: Tensor, source_key_padding_mask: Tensor | None = None) -> Tensor:
-        """Token ids `(B, S)` → memory `(B, S, D)`; `source_key_padding_mask` `(B, S)`, True = padding."""
+    def operations(self) -> ModelOperations:
+        """The plain operations, on the parameters as they are: training, and the reference."""
+        return EagerModel(self)
+
+    def products(self) -> dict[str, Product]:
+        """Weight and bias of every product, by its place in the model: what an engine prepares."""
+        by_layer = {f"encoder.layers.{i}": layer.products() for i, layer in enumerate(self.encoder.stack)}
+        by_layer |= {f"decoder.layers.{i}": layer.products() for i, layer in enumerate(self.decoder.stack)}
+        found: dict[str, Product] = {"logits": (self.embedding.weight, None)}
+        for place, products in by_layer.items():
+            found |= {f"{place}.{name}": product for name, product in products.items()}
+        return found
+
+    def encode(
+        self,
+        source: Tensor,
+        source_key_padding_mask: Tensor | None = None,
+        operations: ModelOperations | None = None,
+    ) -> Tensor:
+        """Token ids `(B, S)` → memory `(B, S, D)`; `source_key_padding_mask` `(B, S)`, True = padding.
+
+        `operations` are an engine's, as in `start` and `decode`; without them the plain ones.
+        """
+        operations = operations or self.operations()
         length = source.shape[1]
         self._check_length("source", length)
-        positions = torch.arange(length, device=source.device)
-        return self.encoder(self._embed(source, self.source_positions(positions)), source_key_padding_mask)
+        x = operations.embed_source(source, torch.arange(length, device=source.device))
+        return self.encoder.run(x, source_key_padding_mask, operations.encoder)
 
     def start(
         self,
         memory: Tensor,
         source_key_padding_mask: Tensor | None = None,
         spec: CacheSpec | None = None,
+        *,
+        operations: ModelOperations | None = None,
         **options: Any,
     ) -> DecoderCache:
         """An empty cache for `memory` `(B, S, D)`; see `CachedDecoder.start`."""
-        return self.decoder.start(memory, source_key_padding_mask, spec, **options)
+        stack = None if operations is None else operations.decoder
+        return self.decoder.start(memory, source_key_padding_mask, spec, operations=stack, **options)
 
     def decode(
         self,
         target: Tensor,
         memory: Tensor | DecoderCache,
         memory_key_padding_mask: Tensor | None = None,
+        operations: ModelOperations | None = None,
     ) -> Tensor:
         """Hidden states `(rows, T, D)` of target ids `(rows, T)`.
 
         With a cache, the ids are the next T of each row; with a memory `(B, S, D)`, they are whole targets under a
         causal mask. Raises `ValueError` past `max_positions`.
         """
+        operations = operations or self.operations()
+        T = target.shape[1]
         if isinstance(memory, DecoderCache):
-            self._check_length("target", memory.length + target.shape[1])
-            positions = memory.positions(target.shape[1])
-            return self.decoder(self._embed(target, self.target_positions(positions)), memory)
-        self._check_length("target", target.shape[1])
-        positions = torch.arange(target.shape[1], device=target.device)
-        return self.decoder(
-            self._embed(target, self.target_positions(positions)),
-            memory,
-            memory_key_padding_mask=memory_key_padding_mask,
-            tgt_is_causal=True,
-        )
+            self._check_length("target", memory.length + T)
+            x = operations.embed_target(target, memory.positions(T))
+            return self.decoder.step(x, memory, operations.decoder)
+        self._check_length("target", T)
+        x = operations.embed_target(target, torch.arange(T, device=target.device))
+        whole = full_pass(self.decoder.num_heads, x, memory, (None, None, True), (None, memory_key_padding_mask, False))
+        return self.decoder.run(x, [whole] * len(self.decoder.layers), operations.decoder)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`(…, D)` → `(…, V)`, with the embedding's weight."""
@@ -99,12 +124,34 @@ class TranslationModel(nn.Module):
         memory = self.encode(source, source_key_padding_mask)
         return self.logits(self.decode(target, memory, source_key_padding_mask))
 
-    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Vectors `(…, D)` of ids `(…)` with those of their positions added."""
         return self.dropout(self.embedding(ids) * math.sqrt(self.config.d_model) + positions)
 
     def _check_length(self, side: str, length: int) -> None:
         if length > self.config.max_positions:
             raise ValueError(f"{side} of {length} tokens is longer than max_positions {self.config.max_positions}")
+
+
+class EagerModel:
+    """`ModelOperations` in plain PyTorch: the model's own modules, as they are at the call."""
+
+    def __init__(self, model: TranslationModel) -> None:
+        self.model = model
+        self.encoder = model.encoder.operations()
+        self.decoder = model.decoder.operations()
+
+    def embed_source(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """See `ModelOperations.embed_source`."""
+        return self.model.embed(ids, self.model.source_positions(positions))
+
+    def embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """See `ModelOperations.embed_target`."""
+        return self.model.embed(ids, self.model.target_positions(positions))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `ModelOperations.logits`."""
+        return self.model.logits(hidden)
 
 
 def structure(name: str) -> type[Structure]:

@@ -417,6 +417,20 @@ def test_a_cache_moves_to_another_type_with_all_it_holds(kind):
 
 
 @every_kind
+def test_keys_and_values_may_be_kept_in_another_type(kind):
+    decoder = Model().decoder.float()
+    source, tokens = torch.randn(2, 3, D), torch.randn(2, 6, D)
+    expected = decoder(tokens, source, tgt_is_causal=True)
+    cache = decoder.start(source, kind=kind, capacity=8, dtype=torch.float64)
+    assert cache.dtype == torch.float64 and cache.states[0].k.dtype == torch.float64
+    steps = [decoder(part, cache) for part in tokens.split([1, 4, 1], dim=1)]
+    assert steps[0].dtype == torch.float32
+    assert torch.allclose(torch.cat(steps, dim=1), expected, atol=1e-4)
+    plain = decoder.start(source, kind=kind, capacity=8)
+    assert cache.nbytes == 2 * plain.nbytes
+
+
+@every_kind
 def test_what_a_cache_shows_of_itself(model, kind):
     cache = model.decoder.start(model.random(2, 3, D), kind=kind, capacity=4, beams=2)
     model.decoder(model.random(4, 3, D), cache)

@@ -331,3 +331,12 @@ def test_rows_are_padded_on_the_right_and_marked_by_length():
     assert pad([[4]], 9).dtype == torch.int64
     assert padding([1, 3]).tolist() == [[False, True, True], [False, False, False]]
     assert padding([0, 2]).tolist() == [[True, True], [False, False]]
+
+
+def test_a_model_names_every_product_it_computes():
+    """What an engine prepares: each weight matrix, and no other weight but embeddings, positions and norms."""
+    model = tiny_model()
+    declared = {weight.untyped_storage().data_ptr() for weight, _ in model.products().values()}
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and "positions" not in name}
+    assert {p.untyped_storage().data_ptr() for p in matrices.values()} == declared
+    assert set(model.products()) >= {"logits", "encoder.layers.1.linear2", "decoder.layers.0.multihead_attn.kv"}

@@ -1,9 +1,12 @@
 """The parity check passes where nothing is wrong, fails where something is, and would notice if it checked nothing."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
+from translator.attention import FullPass
 from translator.cache import CACHE_KINDS, DecoderCache, DynamicCache, Step, View
 from translator.checkpoint import Checkpoint, CheckpointConfig
 from translator.config import ModelConfig
@@ -287,12 +290,15 @@ def test_a_container_that_forgets_is_found_by_default(checkpoint: Checkpoint, mo
 
 
 def test_a_reference_that_looks_ahead_is_found(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = CachedDecoder.forward
+    original = CachedDecoder.run
 
-    def sees_all(self: CachedDecoder, *args: object, tgt_is_causal: bool = False, **rest: object) -> Tensor:
-        return original(self, *args, **rest)
+    def sees_all(self: CachedDecoder, x: Tensor, steps: Sequence[object], *rest: object) -> Tensor:
+        for step in steps:
+            if isinstance(step, FullPass):
+                step.is_causal = False
+        return original(self, x, steps, *rest)
 
-    monkeypatch.setattr(CachedDecoder, "forward", sees_all)
+    monkeypatch.setattr(CachedDecoder, "run", sees_all)
     report = check_parity(checkpoint, beam_size=3, max_tokens=8)
     failed = {(check.kind, check.name) for check in report.checks if check.verdict == "FAIL"}
     assert {("-", "whole prefix"), ("-", "later tokens")} <= failed

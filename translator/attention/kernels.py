@@ -30,6 +30,9 @@ def attend(
     Each of the `H_kv` key heads serves `H / H_kv` neighbouring query heads. `mask` broadcasts to `(B, H, T, S)`: bool
     with True = visible, or floats to add. A query that sees no key gives zeros, not NaN.
     """
+    if q.dtype != k.dtype:  # K and V may be kept in another type than the layer computes in
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(k.dtype)
+        return attend(q.to(k.dtype), k, v, mask, is_causal, dropout).to(q.dtype)
     if k.shape[1] != q.shape[1]:
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
     if q.dtype == torch.bfloat16 and q.requires_grad and q.device.type == "cpu" and not dropout:

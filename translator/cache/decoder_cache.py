@@ -32,10 +32,12 @@ class DecoderCache:
         *,
         batch_size: int,
         source_visible: Tensor | None = None,
+        computed_in: torch.dtype | None = None,
     ) -> None:
         """An empty cache of each layer's own state and its K and V of the source.
 
-        `batch_size` is B; `source_visible` `(B, S)`, True for a real source token, None when none is padding. Raises
+        `batch_size` is B; `source_visible` `(B, S)`, True for a real source token, None when none is padding;
+        `computed_in` what the decoder computes in where K and V are kept in another type. Raises
         `TypeError` for what is no `LayerState`.
         """
         for index, state in enumerate(states):
@@ -47,6 +49,7 @@ class DecoderCache:
         self.batch_size = batch_size
         self.beams = spec.beams
         self.source_visible = source_visible
+        self.computed_in = computed_in or self.dtype
         self._lengths = Lengths(batch_size * spec.beams)
         self._open: StackStep | None = None
 
@@ -102,6 +105,8 @@ class DecoderCache:
             source.to(device, dtype)
         if self.source_visible is not None:
             self.source_visible = self.source_visible.to(device)
+        if dtype is not None:
+            self.computed_in = dtype
         return self
 
     def positions(self, T: int) -> Tensor:

@@ -9,6 +9,24 @@ An engine is immutable and shared; a decoding owns what changes.
 """
 
 from translator.engine.base import Decoding, Engine, MatrixScores, Scores
-from translator.engine.operations import Activation, EagerOperations, Operations
+from translator.engine.operations import (
+    Activation,
+    EagerOperations,
+    EagerStack,
+    ModelOperations,
+    Operations,
+    StackOperations,
+)
 
-__all__ = ["Activation", "Decoding", "EagerOperations", "Engine", "MatrixScores", "Operations", "Scores"]
+__all__ = [
+    "Activation",
+    "Decoding",
+    "EagerOperations",
+    "EagerStack",
+    "Engine",
+    "MatrixScores",
+    "ModelOperations",
+    "Operations",
+    "Scores",
+    "StackOperations",
+]

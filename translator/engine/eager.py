@@ -15,6 +15,7 @@ class EagerEngine:
 
     def __init__(self, model: TranslationModel) -> None:
         self.model = model
+        self.operations = model.operations()
 
     @property
     def device(self) -> torch.device:
@@ -34,19 +35,20 @@ class EagerEngine:
     @torch.no_grad()
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Memory `(B, S, D)` of ids `(B, S)`."""
-        return self.model.encode(source, key_padding_mask)
+        return self.model.encode(source, key_padding_mask, self.operations)
 
     @torch.no_grad()
     def start(self, memory: Tensor, key_padding_mask: Tensor | None, spec: CacheSpec) -> "EagerDecoding":
         """See `Engine.start`."""
-        return EagerDecoding(self.model, self.model.start(memory, key_padding_mask, spec=spec))
+        cache = self.model.start(memory, key_padding_mask, spec, operations=self.operations)
+        return EagerDecoding(self, cache)
 
 
 class EagerDecoding:
-    """A `TranslationModel` with its cache; see `Decoding`."""
+    """An `EagerEngine` with its cache; see `Decoding`."""
 
-    def __init__(self, model: TranslationModel, cache: DecoderCache) -> None:
-        self.model = model
+    def __init__(self, engine: EagerEngine, cache: DecoderCache) -> None:
+        self.engine = engine
         self.cache = cache
 
     @property
@@ -62,8 +64,9 @@ class EagerDecoding:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> MatrixScores:
         """See `Decoding.step`."""
-        hidden = self.model.decode(tokens.to(self.cache.device).unsqueeze(1), self.cache)
-        return MatrixScores(self.model.logits(hidden[:, -1]))
+        model, operations = self.engine.model, self.engine.operations
+        hidden = model.decode(tokens.to(self.cache.device).unsqueeze(1), self.cache, operations=operations)
+        return MatrixScores(operations.logits(hidden[:, -1]))
 
     def reorder(self, beam: Tensor) -> None:
         """See `Decoding.reorder`."""

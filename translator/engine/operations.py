@@ -1,5 +1,6 @@
 """The operations that encoder and decoder layers run on, by name, and their plain form in PyTorch."""
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -36,6 +37,38 @@ class Operations(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout: float
     ) -> Tensor:
         """See `translator.attention.kernels.attend`."""
+
+
+class StackOperations(Protocol):
+    """What a stack of layers computes with."""
+
+    @property
+    def layers(self) -> "Sequence[Operations]":
+        """Of each layer, first to last."""
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The norm after the last layer; `x` itself where there is none."""
+
+
+class ModelOperations(Protocol):
+    """What a whole translation model computes with: embeddings, both stacks, logits."""
+
+    @property
+    def encoder(self) -> StackOperations:
+        """Of the encoder."""
+
+    @property
+    def decoder(self) -> StackOperations:
+        """Of the decoder."""
+
+    def embed_source(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Vectors `(B, S, D)` of ids `(B, S)` at positions that broadcast to them."""
+
+    def embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Vectors `(rows, T, D)` of ids `(rows, T)` at positions that broadcast to them."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`(…, D)` → `(…, V)`."""
 
 
 class Activation(Protocol):
@@ -86,3 +119,18 @@ class EagerOperations:
     def norm(self, name: str, x: Tensor) -> Tensor:
         """See `Operations.norm`."""
         return self.layer._modules[name](x)  # type: ignore[misc]
+
+
+class EagerStack:
+    """The layers of a stack and its `norm`, as they are at the call."""
+
+    __slots__ = ("layers", "stack")
+
+    def __init__(self, stack: nn.Module, layers: Iterable[nn.Module]) -> None:
+        self.stack = stack
+        self.layers: Sequence[Operations] = [EagerOperations(layer) for layer in layers]
+
+    def norm(self, x: Tensor) -> Tensor:
+        """See `StackOperations.norm`."""
+        norm = self.stack.norm
+        return x if norm is None else norm(x)  # type: ignore[operator]

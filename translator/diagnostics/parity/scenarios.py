@@ -149,7 +149,7 @@ class Grid:
             self.cache.crop(before)
             return
         step = self.cache.begin(T)
-        for layer, layer_step, ops in zip(decoder.stack, step.layers, decoder.operations(), strict=True):
+        for layer, layer_step, ops in zip(decoder.stack, step.layers, decoder.operations().layers, strict=True):
             x = layer.run(x, layer_step, ops)
         self.cache.rollback()
 
