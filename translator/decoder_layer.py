@@ -151,19 +151,23 @@ class CachedDecoderLayer(nn.Module):
             module = self._modules[name]
             if module.training and module.p:  # type: ignore[union-attr]
                 return True
-        return any(attention.training and attention.dropout for attention in (self.self_attn, self.multihead_attn))
+        for name in ("self_attn", "multihead_attn"):
+            attention = self._modules[name]
+            if attention.training and attention.dropout:  # type: ignore[union-attr]
+                return True
+        return False
 
     def run(self, x: Tensor, step: AttentionStep, ops: Operations) -> Tensor:
         """The layer itself, `x` `(rows, T, D)`; `step` is a whole pass or this layer's share of a cached one."""
-        self_attn, cross_attn = ops.of("self_attn"), ops.of("multihead_attn")
+        self_attn, cross_attn = self.self_attn, self.multihead_attn
+        own, cross = ops.of("self_attn"), ops.of("multihead_attn")
         if self.norm_first:
-            x = self.self_attn.attend(x, step, self_attn, norm="norm1", dropout="dropout1", residual=x)
-            x = self.multihead_attn.attend_source(x, step, cross_attn, norm="norm2", dropout="dropout2", residual=x)
+            x = self_attn.attend(x, step, own, norm="norm1", dropout="dropout1", residual=x)
+            x = cross_attn.attend_source(x, step, cross, norm="norm2", dropout="dropout2", residual=x)
             hidden = ops.product("linear1", x, norm="norm3", activation=self.activation, dropout="dropout")
             return ops.product("linear2", hidden, dropout="dropout3", residual=x)
-        x = ops.norm("norm1", self.self_attn.attend(x, step, self_attn, dropout="dropout1", residual=x))
-        x = self.multihead_attn.attend_source(x, step, cross_attn, dropout="dropout2", residual=x)
-        x = ops.norm("norm2", x)
+        x = ops.norm("norm1", self_attn.attend(x, step, own, dropout="dropout1", residual=x))
+        x = ops.norm("norm2", cross_attn.attend_source(x, step, cross, dropout="dropout2", residual=x))
         hidden = ops.product("linear1", x, activation=self.activation, dropout="dropout")
         return ops.norm("norm3", ops.product("linear2", hidden, dropout="dropout3", residual=x))
 

@@ -107,7 +107,9 @@ class EagerOperations:
         modules = self.layer._modules
         if norm is not None:
             x = modules[norm](x)  # type: ignore[misc]
-        y: Tensor = getattr(self.part, name)(x)
+        # Modules first, where they are kept: nn.Module finds them last, and slowly.
+        compute = self.part._modules.get(name)
+        y: Tensor = (getattr(self.part, name) if compute is None else compute)(x)
         if activation is not None:
             y = activation(y)
         if dropout is not None:
