@@ -91,3 +91,18 @@ def test_what_needs_more_memory_than_there_is_is_refused_before_it_is_taken() ->
     largest = {"d_model": 8192, "dim_feedforward": 131_072, "num_decoder_layers": 30}
     with pytest.raises(UserError, match=r"training a model of \d+,\d+,?\d*\.\d M parameters needs"):
         parameters(preset("small", 8000, **largest))
+
+
+@devices
+def test_beams_move_by_indices_on_the_device_as_by_those_on_the_host(device: str) -> None:
+    decoder = CachedDecoder.from_torch(stack(device, torch.float32))
+    memory = torch.randn(2, 3, 64, device=device)
+    token, later = torch.randn(4, 2, 64, device=device), torch.randn(4, 1, 64, device=device)
+    beam = torch.tensor([[1, 0], [1, 1]])
+    found = []
+    for indices in (beam, beam.to(device)):
+        cache = decoder.start(memory, beams=2)
+        decoder(token, cache)
+        cache.reorder(indices)
+        found.append(decoder(later, cache))
+    assert torch.equal(*found)

@@ -182,16 +182,19 @@ class DecoderCache:
     def reorder(self, beam: Tensor) -> None:
         """Row `(b, k)` becomes the old row `(b, beam[b, k])`; `beam` is `(B, K)`, indices **within** a sentence.
 
-        An identity costs nothing. Pass a host tensor: a device tensor is copied to the host first, to be checked.
+        From the host, an identity costs nothing and indices are checked. Indices on a device stay there, and nothing
+        waits for them (but where rows differ in length, which is the host's to know): they are the caller's promise.
         """
         if tuple(beam.shape) != (self.batch_size, self.beams):
             raise ValueError(f"reorder needs (B, K) = ({self.batch_size}, {self.beams}), not {tuple(beam.shape)}")
-        beam = beam.to("cpu", torch.int64)
-        if torch.equal(beam, torch.arange(self.beams).expand_as(beam)):
-            return
-        if int(beam.min()) < 0 or int(beam.max()) >= self.beams:
-            raise ValueError(f"reorder indices must lie within a sentence, 0 to {self.beams - 1}")
-        self._select_rows((torch.arange(self.batch_size).unsqueeze(1) * self.beams + beam).reshape(-1))
+        beam = beam.to(torch.int64)
+        if beam.device.type == "cpu":
+            if torch.equal(beam, torch.arange(self.beams).expand_as(beam)):
+                return
+            if int(beam.min()) < 0 or int(beam.max()) >= self.beams:
+                raise ValueError(f"reorder indices must lie within a sentence, 0 to {self.beams - 1}")
+        first = torch.arange(self.batch_size, device=beam.device).unsqueeze(1) * self.beams
+        self._select_rows((first + beam).reshape(-1))
 
     def compact(self, keep: Tensor) -> None:
         """Keeps the sentences `keep`, indices `(B',)` or a bool mask `(B,)`, with all their beams."""
@@ -290,7 +293,7 @@ class DecoderCache:
         for state in self.states:
             state.select(on_device, self.length)
         if self._lengths.ragged is not None and len(rows):
-            self._lengths = Lengths.of(self._lengths.ragged[rows])
+            self._lengths = Lengths.of(self._lengths.ragged[rows.to("cpu")])
         else:
             self._lengths = Lengths(len(rows), self._lengths.uniform or 0)
 
