@@ -12,7 +12,7 @@ from translator.attention import AttentionStep
 from translator.attention.masks import merge_masks, padding_visible
 from translator.cache import CacheSpec, DecoderCache, SourceState
 from translator.decoder_layer import CachedDecoderLayer, as_batch, as_given, batched_padding, full_pass
-from translator.engine.operations import EagerStack, StackOperations
+from translator.operations import EagerStack, StackOperations
 from translator.plain import check_plain
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from translator.attention import AttentionStep, CachedMultiheadAttention, FullPass, Product, Structure
 from translator.attention.masks import merge_masks
-from translator.engine.operations import Activation, EagerOperations, Operations
+from translator.operations import Activation, EagerOperations, Operations
 from translator.plain import check_plain_layer
 
 

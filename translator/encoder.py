@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from translator.attention import CachedMultiheadAttention, FullPass, Product
 from translator.attention.masks import merge_masks
 from translator.decoder_layer import activation_function
-from translator.engine.operations import Activation, EagerOperations, EagerStack, Operations, StackOperations
+from translator.operations import Activation, EagerOperations, EagerStack, Operations, StackOperations
 
 
 class EncoderLayer(nn.Module):

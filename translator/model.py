@@ -14,8 +14,8 @@ from translator.decoder import CachedDecoder
 from translator.decoder_layer import CachedDecoderLayer, full_pass
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer
-from translator.engine.operations import ModelOperations
 from translator.errors import UserError
+from translator.operations import ModelOperations
 from translator.positions import make_positions
 
 

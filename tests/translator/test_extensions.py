@@ -27,8 +27,9 @@ from translator.cache import (
 )
 from translator.config import DecodeConfig, ModelConfig
 from translator.diagnostics.parity.self_test import SelfTestReport, random_model, self_test
-from translator.engine import Operations, Scores
+from translator.engine import Scores
 from translator.errors import UserError
+from translator.operations import Operations
 from translator.search import POLICIES, Choice, Grid, Policy, candidates, each_by_itself
 
 pytestmark = pytest.mark.numeric

@@ -3,18 +3,14 @@
 `nn.MultiheadAttention` keeps K and V out of reach between projecting and attending, which is where a cache belongs.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from translator.attention.kernels import merge_heads, split_heads
-from translator.attention.structure import AttentionStep, Product, Structure
-
-if TYPE_CHECKING:
-    from translator.cache import CacheSpec, LayerState
-    from translator.engine.operations import Operations
+from translator.attention.structure import AttentionStep, Product, Products, StateSpec, Structure
 
 
 class CachedMultiheadAttention(Structure):
@@ -80,7 +76,7 @@ class CachedMultiheadAttention(Structure):
 
     # -- as self-attention -------------------------------------------------------------------------------------------
 
-    def new_state(self, spec: "CacheSpec", rows: int) -> "LayerState":
+    def new_state(self, spec: StateSpec, rows: int) -> Any:
         """A container of `spec.kind` for K and V `(rows, H, slots, D_head)`."""
         weight = self.in_proj_weight
         return spec.key_value_state(
@@ -91,7 +87,7 @@ class CachedMultiheadAttention(Structure):
         self,
         x: Tensor,
         step: AttentionStep,
-        ops: "Operations",
+        ops: Products,
         *,
         norm: str | None = None,
         dropout: str | None = None,
@@ -105,7 +101,7 @@ class CachedMultiheadAttention(Structure):
 
     # -- as cross-attention ------------------------------------------------------------------------------------------
 
-    def source_kv(self, memory: Tensor, ops: "Operations") -> tuple[Tensor, Tensor]:
+    def source_kv(self, memory: Tensor, ops: Products) -> tuple[Tensor, Tensor]:
         """K and V of the encoder output `(B, S, D)`, each `(B, H, S, D_head)`."""
         k, v = ops.product("kv", memory).chunk(2, dim=-1)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
@@ -114,7 +110,7 @@ class CachedMultiheadAttention(Structure):
         self,
         x: Tensor,
         step: AttentionStep,
-        ops: "Operations",
+        ops: Products,
         *,
         norm: str | None = None,
         dropout: str | None = None,

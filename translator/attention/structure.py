@@ -8,18 +8,41 @@ come from. Shape letters: `B` sentences, `rows` hypotheses, `T` new target token
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from translator.attention.kernels import Kernel
 
-if TYPE_CHECKING:
-    from translator.cache import CacheSpec, LayerState
-    from translator.engine.operations import Operations
-
 Product = tuple[Tensor, Tensor | None]
 """Weight `(out, in)` and bias `(out,)` of a matrix product."""
+
+
+class Products(Protocol):
+    """What a structure computes with: the part of `translator.operations.Operations` that it sees."""
+
+    @property
+    def attention(self) -> Kernel:
+        """See `translator.attention.kernels.attend`."""
+
+    def product(
+        self,
+        name: str,
+        x: Tensor,
+        *,
+        norm: str | None = None,
+        dropout: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`residual + dropout(norm(x) Wᵀ + b)`, each part where it is asked for."""
+
+
+class StateSpec(Protocol):
+    """How state is to be kept: the part of `translator.cache.CacheSpec` that a structure sees."""
+
+    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
+        """An empty container of the kind asked for."""
 
 
 class AttentionStep(Protocol):
@@ -30,7 +53,7 @@ class AttentionStep(Protocol):
         """Positions of the T tokens, `(rows, T)` or `(1, T)`, int64."""
 
     @property
-    def state(self) -> "LayerState | None":
+    def state(self) -> Any:
         """What `new_state` made, under the lifecycle of the cache; None in a pass over whole sequences."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
@@ -57,8 +80,11 @@ class Structure(nn.Module, ABC):
         """The structure's matrix products by the names it calls them by, for engines to prepare."""
 
     @abstractmethod
-    def new_state(self, spec: "CacheSpec", rows: int) -> "LayerState":
-        """Empty state for `rows` hypotheses; sizes, device and type come from the structure, never from a tensor."""
+    def new_state(self, spec: StateSpec, rows: int) -> Any:
+        """Empty state, a `translator.cache.LayerState`, for `rows` hypotheses.
+
+        Sizes, device and type come from the structure, never from a tensor.
+        """
 
     def reference(self, x: Tensor) -> Tensor:
         """The same attention over whole causal sequences `(rows, T, D)`, computed in another way, for proofs.
@@ -72,7 +98,7 @@ class Structure(nn.Module, ABC):
         self,
         x: Tensor,
         step: AttentionStep,
-        ops: "Operations",
+        ops: Products,
         *,
         norm: str | None = None,
         dropout: str | None = None,

@@ -11,7 +11,7 @@ from translator.cache import DecoderCache, KeyValueState, LayerStep, Lengths, St
 from translator.cache import step as step_module
 from translator.decoder import CachedDecoder
 from translator.diagnostics.parity.faults import CONTAINER, FaultList, Original
-from translator.engine import EagerOperations
+from translator.operations import EagerOperations
 
 Mask = tuple[Tensor | None, bool]
 
