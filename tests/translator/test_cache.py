@@ -875,6 +875,21 @@ def test_reset_with_another_source(model, kind, lengths):
 
 
 @every_kind
+def test_reset_with_another_source_shares_nothing_with_it(model, kind):
+    """The source that was taken over goes on decoding its own, whatever is admitted into the other; room stays."""
+    grid, other = Grid(model, [4, 2], kind, source_capacity=9), Grid(model, [3, 5], kind)
+    addresses = [source.k.data_ptr() for source in grid.cache.sources]
+    grid.cache.reset(other.cache)
+    grid.cache.admit(0, model.start(model.sources(7), kind))
+    other.step(2)
+    grid.cache.reset()
+    grid.cache.reset(other.cache)
+    grid.sources, grid.history = other.sources, [history[:0] for history in grid.history]
+    grid.step(2)
+    assert [source.k.data_ptr() for source in grid.cache.sources] == addresses
+
+
+@every_kind
 @pytest.mark.parametrize("seed", range(4))
 def test_any_sequence_of_operations(kind, seed):
     """Whatever is done to a grid in whatever order, every row decodes as if it were alone."""

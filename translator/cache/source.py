@@ -1,5 +1,7 @@
 """K and V of the encoder output for one layer: complete when a sentence is admitted, never written again."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,7 @@ class SourceState:
         """Keeps the sentences with these indices, in this order."""
         self._k, self._v = self._k.index_select(0, sentences), self._v.index_select(0, sentences)
 
-    def admit(self, slots: list[int], source: "SourceState") -> None:
+    def admit(self, slots: Sequence[int], source: "SourceState") -> None:
         """Sentences `slots` become those of `source`, in order."""
         self.length = max(self.length, source.length)
         if self.length > self._k.shape[2]:
@@ -59,8 +61,9 @@ class SourceState:
                     mine[slot, :, new.shape[1] :] = 0
 
     def replaced(self, source: "SourceState") -> None:
-        """Becomes `source`, of as many sentences."""
-        self._k, self._v, self.length = source._k, source._v, source.length
+        """Becomes a copy of `source`, of as many sentences, in the room there is; nothing is shared."""
+        self.length = 0  # nothing held is needed, so that room only grows for a longer source
+        self.admit(range(source.k.shape[0]), source)
 
 
 def _roomy(part: Tensor, sentences: int, capacity: int) -> Tensor:
