@@ -229,7 +229,11 @@ class Driver:
 
     def _started(self, newcomers: list[tuple[Member, Sequence[int]]], slots: int | None) -> Decoding:
         assert self._start is not None
-        return self._start([source for _, source in newcomers], slots)
+        try:
+            return self._start([source for _, source in newcomers], slots)
+        except BaseException:
+            self._waiting.extendleft(reversed(newcomers))  # none is lost: a caller may cancel one and go on
+            raise
 
     def _new_grid(self, members: list[Member]) -> Grid:
         return Grid(members, self.rows, alike=self.policy.alike)

@@ -145,6 +145,31 @@ def test_a_sentence_called_off_changes_nothing_for_the_others(config):
         assert_same(hypotheses, expected[number])
 
 
+def test_a_start_that_fails_loses_no_sentence():
+    table = random_table(0)
+    starts = StubStarts(table, 1)
+    lengths = [5, 3, 7]
+    expected = run(table, GREEDY, lengths)
+    fails = [True]
+
+    def start(sources, slots):
+        if fails:
+            fails.clear()
+            raise RuntimeError("no memory for these")
+        return starts(sources, slots)
+
+    driver = Driver(GREEDY, start)
+    for number, sentence in enumerate(sentences(lengths)):
+        driver.add(sentence, [number])
+    with pytest.raises(RuntimeError, match="no memory"):
+        driver.step()
+    assert driver.busy
+    results = driver.run()
+    assert len(results) == len(lengths)
+    for number, wanted in enumerate(expected):
+        assert_same(results[number], wanted)
+
+
 def test_a_driver_whose_sentences_are_all_called_off_is_idle():
     driver = stub_driver(random_table(1), GREEDY)
     driver.add(*sentences([5]), [0])
