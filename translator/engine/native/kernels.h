@@ -1,0 +1,118 @@
+// The kernels' C interface: what Python prepares once and calls many times. No model structure is known here.
+//
+// Letters as in the project's docs: M rows, K inputs and N outputs of a product, H query heads, H_kv key heads, D_head
+// head width, T new tokens a row, S keys, V vocabulary. All activations are fp32, rows are contiguous, `ld…` is the
+// distance in elements from one row to the next. Pointers need no alignment; weights made by tr_pack lie on 64 bytes.
+//
+// Every number of an output row is summed in one fixed order that depends neither on the other rows, their count, the
+// thread count nor padding that is hidden: results are bit-identical for one row alone and among others.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+enum TrType : int32_t { TR_FLOAT32 = 0, TR_FLOAT16 = 1, TR_BFLOAT16 = 2, TR_INT8 = 3 };
+enum TrActivation : int32_t { TR_NONE = 0, TR_RELU = 1, TR_GELU = 2 };  // GELU is the exact one, with erf
+
+// -- what a program is made of ----------------------------------------------------------------------------------------
+
+// y = residual + activation(norm(x) Wᵀ + b); gamma == null: no norm; beta, residual may be null. y may be residual.
+struct TrProduct {
+    const void* weights;  // a block of tr_pack, bias included
+    const float* x;
+    const float* gamma;
+    const float* beta;
+    const float* residual;
+    float* y;
+    int64_t ldx, ldr, ldy;
+    int32_t type, activation;  // TrType, TrActivation
+    int32_t N, K;
+    int32_t T;  // M = rows * T
+    float eps;
+};
+
+// y = norm(x), M = rows * T; y may be x.
+struct TrNorm {
+    const float* x;
+    const float* gamma;  // null: no norm's weight (1)
+    const float* beta;   // null: 0
+    float* y;
+    int64_t ldx, ldy;
+    int32_t width, T;
+    float eps;
+};
+
+// Self-attention with a cache: writes the T new keys and values of each row into its slots lengths[row] …, then lets
+// query t of a row see slots 0 … lengths[row] + t. Without `origin`, row r's slots lie in buffer row r; with it, slot s
+// of row r lies in buffer row origin[r * ld_origin + s] (a beam's ancestry), and new ones are written to home[r].
+// (Whoever owns origin fills in origin[r][lengths[r] …] = home[r] before the call.)
+struct TrCached {
+    const float* q;  // (rows, T, H, D_head), row stride ldq a token
+    const float* k;  // (rows, T, H_kv, D_head)
+    const float* v;
+    float* keys;  // (buffer rows, H_kv, slots, D_head)
+    float* values;
+    const int32_t* lengths;  // (rows,)
+    const int32_t* origin;   // (rows, ld_origin) or null
+    const int32_t* home;     // (rows,) or null
+    float* y;                // (rows, T, H, D_head)
+    int64_t ldq, ldk, ldv, ldy, ld_origin;
+    int64_t slots;
+    int32_t H, H_kv, D_head, T;
+    float scale;  // 1 / sqrt(D_head)
+};
+
+// Attention over given keys and values: a source (beams > 1: rows r … of sentence r / beams), an encoder's layer, or a
+// whole causal pass. `visible` hides keys with 0. A query that sees no key gives zeros.
+struct TrDense {
+    const float* q;  // (rows, T, H, D_head)
+    const float* k;  // [sentence * k_sentence + head * k_head + s * k_key + d]
+    const float* v;
+    const uint8_t* visible;  // (sentences, S) or null
+    float* y;                // (rows, T, H, D_head)
+    int64_t ldq, ldy;
+    int64_t k_sentence, k_head, k_key;
+    int64_t v_sentence, v_head, v_key;
+    int32_t H, H_kv, D_head, T, S, beams;
+    int32_t causal;  // query t sees keys 0 … S - T + t
+    float scale;
+};
+
+enum TrKind : int32_t { TR_PRODUCT = 0, TR_NORM = 1, TR_CACHED = 2, TR_DENSE = 3 };
+struct TrCall {
+    const void* what;  // a TrProduct, TrNorm, TrCached or TrDense
+    int64_t kind;      // TrKind
+};
+
+// Runs the calls in order on `rows` rows with `threads` threads (the caller's is one of them): a step, in one call.
+// Several callers may be inside at once, each with threads of its own.
+void tr_run(const TrCall* calls, int64_t count, int64_t rows, int32_t threads);
+
+// -- weights ----------------------------------------------------------------------------------------------------------
+
+// Bytes of the packed form of a weight (N, K) and its bias.
+int64_t tr_packed_bytes(int32_t type, int64_t N, int64_t K);
+// Packs a row-major weight (N, K) of `source` type (float32, float16 or bfloat16) and fp32 bias (N) or null into `to`
+// (64-byte aligned). The form is the same for every instruction set. int8: one scale an output, round to nearest even,
+// -127 … 127. Returns 0, or -1 where a weight is not finite (or, for float16, too large).
+int32_t tr_pack(int32_t type, int64_t N, int64_t K, const void* weight, int32_t source, const float* bias, void* to);
+
+// -- scores -----------------------------------------------------------------------------------------------------------
+
+// log_z[m] = log of the sum of exp of row m of logits (M, V), in fp64. A row with a NaN or +inf gives NaN or inf.
+void tr_log_z(const float* logits, int64_t M, int64_t V, int64_t ld, double* log_z, int32_t threads);
+// The k largest of each row, descending, the lower id first among equals; ids in banned (M, n_banned; -1 is none) are
+// passed over. With fewer than k left the rest is -inf with ids that are in range and were not chosen. NaN is never
+// chosen before a number.
+void tr_top(const float* logits, int64_t M, int64_t V, int64_t ld, int32_t k, const int64_t* banned, int32_t n_banned,
+            float* values, int64_t* ids, int32_t threads);
+
+// -- the library ------------------------------------------------------------------------------------------------------
+
+// What this object was compiled for: "avx512", "avx2", "generic", …
+const char* tr_isa(void);
+// 1 where the CPU (and the system) can run the instruction set of that name.
+int32_t tr_supports(const char* isa);
+// The version of this interface; Python refuses another.
+int32_t tr_version(void);
+}
