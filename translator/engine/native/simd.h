@@ -1,0 +1,141 @@
+// The compiler's vectors, W floats wide. What they compute depends on the instruction set only: a product and a sum are
+// one rounding where it has a fused form (`fma`), and lanes are added up in one fixed order (`sum`).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * W)));
+typedef int32_t ints __attribute__((vector_size(4 * W)));
+typedef uint32_t words __attribute__((vector_size(4 * W)));
+typedef uint16_t halves __attribute__((vector_size(2 * W)));
+
+static inline floats load(const float* from) {
+    floats v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static inline void store(float* to, floats v) { std::memcpy(to, &v, sizeof v); }
+
+// The first n < W floats; the other lanes are `rest`, and nothing behind is touched.
+static inline floats load_some(const float* from, int64_t n, float rest = 0) {
+    float lanes[W];
+    for (int i = 0; i < W; i++) lanes[i] = i < n ? from[i] : rest;
+    return load(lanes);
+}
+
+static inline void store_some(float* to, floats v, int64_t n) { std::memcpy(to, &v, size_t(n) * sizeof(float)); }
+
+static inline floats splat(float x) { return floats{} + x; }
+
+static inline floats fma(floats a, floats b, floats c) {  // a * b + c
+#if defined(__AVX512F__)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline float fma1(float a, float b, float c) {  // the same for one number
+#if defined(__AVX2__) || defined(__AVX512F__) || (defined(__ARM_NEON) && defined(__aarch64__))
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline floats max(floats a, floats b) { return a > b ? a : b; }  // b where either is NaN
+
+typedef float floats4 __attribute__((vector_size(16)));
+
+// Folds the lanes in halves, upper onto lower.
+template <class Fold>
+static inline float fold(floats v, Fold with) {
+    floats4 quarter[W / 4];
+    std::memcpy(quarter, &v, sizeof v);
+    for (int half = W / 8; half; half /= 2)
+        for (int i = 0; i < half; i++) quarter[i] = with(quarter[i], quarter[i + half]);
+    floats4 q = quarter[0];
+    floats4 swapped = floats4{q[2], q[3], q[0], q[1]};
+    q = with(q, swapped);
+    swapped = floats4{q[1], q[0], q[3], q[2]};
+    return with(q, swapped)[0];
+}
+
+static inline float sum(floats v) {
+    return fold(v, [](floats4 a, floats4 b) { return a + b; });
+}
+
+static inline float largest(floats v) {
+    return fold(v, [](floats4 a, floats4 b) -> floats4 { return a > b ? a : b; });
+}
+
+// e to the x, about 1e-7 off relatively; below -86.6 it is exactly 0, NaN stays NaN.
+static inline floats exp(floats x) {
+    const floats magic = splat(0x1.8p23f);  // adding it rounds to a whole number, in the low bits
+    floats shifted = fma(x, splat(1.44269504f), magic);
+    floats n = shifted - magic;
+    floats r = fma(n, splat(-0x1.62e4p-1f), x);        // ln 2 in two parts, the first short enough that n times it is exact
+    r = fma(n, splat(-0x1.7f7d1cp-20f), r);
+    floats p = splat(1.0f / 5040);
+    p = fma(p, r, splat(1.0f / 720));
+    p = fma(p, r, splat(1.0f / 120));
+    p = fma(p, r, splat(1.0f / 24));
+    p = fma(p, r, splat(1.0f / 6));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r, splat(1.0f));
+    p = fma(p, r, splat(1.0f));
+    // 2^n as 2 * 2^(n - 1): n may be 128.
+    floats power = (floats)(((ints)shifted - (ints)magic + 126) << 23);
+    floats y = (p + p) * power;
+    y = x < splat(-86.6f) ? floats{} : y;
+    return x > splat(88.72283f) ? splat(std::numeric_limits<float>::infinity()) : y;
+}
+
+// W numbers of two bytes as floats.
+static inline floats load_bfloat16(const uint16_t* from) {
+    halves h;
+    std::memcpy(&h, from, sizeof h);
+    return (floats)(__builtin_convertvector(h, words) << 16);
+}
+
+static inline floats load_float16(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#else
+    halves h;
+    std::memcpy(&h, from, sizeof h);
+    words bits = __builtin_convertvector(h, words);
+    words magnitude = (bits & 0x7fff) << 13;
+    floats value = (floats)magnitude * splat(0x1p112f);  // the exponent's bias, subnormal numbers too
+    words finite = (words)value;
+    words endless = magnitude | 0x7f800000;  // infinity, NaN
+    return (floats)((magnitude >= 0x0f800000 ? endless : finite) | (bits & 0x8000) << 16);
+#endif
+}
+
+static inline void prefetch(const void* address) { __builtin_prefetch(address); }
