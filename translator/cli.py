@@ -11,6 +11,7 @@ import typer
 
 from translator import __version__
 from translator.commands import COMMANDS
+from translator.engine.native import library
 from translator.errors import UserError, is_out_of_memory, one_line
 from translator.stdio import Stopped, guarded_streams, stopped_by_signals
 from translator.textio import ReaderGone
@@ -32,7 +33,8 @@ for _command in COMMANDS:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"translator {__version__}, PyTorch {version('torch')}, Python {platform.python_version()}")
+        versions = f"translator {__version__}, PyTorch {version('torch')}, Python {platform.python_version()}"
+        typer.echo(f"{versions}, {library.described()}")
         raise typer.Exit
 
 
