@@ -1,0 +1,238 @@
+// y = residual + activation(norm(x) Wᵀ + b) over packed weights (panels.h).
+//
+// At few rows memory sets the pace: each thread streams its own panels once, front to back. At many rows the threads
+// share a grid of row parts and panel parts; a chunk of rows stays in the cache while all panels pass by. Which kernel
+// runs and who runs it never changes a result: each output is one chain of sums (product_kernels.h).
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "internal.h"
+#include "panels.h"
+#include "product_kernels.h"
+
+namespace {
+
+// -- the kernels by type and number of rows ---------------------------------------------------------------------------
+
+using Kernel = void (*)(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums);
+
+template <class Type, int R>
+void run_floats(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums) {
+    multiply<Type, R>(static_cast<const float*>(x), ldx, weights, K, static_cast<float*>(sums));
+}
+
+template <int R>
+void run_int8(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums) {
+    multiply_int8<R>(static_cast<const int8_t*>(x), ldx, weights, K, static_cast<int32_t*>(sums));
+}
+
+template <int... R>
+constexpr std::array<std::array<Kernel, kRows>, 4> all_kernels(std::integer_sequence<int, R...>) {
+    return {{{run_floats<Float32, R + 1>...},
+             {run_floats<Float16, R + 1>...},
+             {run_floats<BFloat16, R + 1>...},
+             {run_int8<R + 1>...}}};
+}
+
+constexpr auto kKernels = all_kernels(std::make_integer_sequence<int, kRows>());  // [type][rows - 1]
+
+// -- activations in ---------------------------------------------------------------------------------------------------
+
+// Codes -127 … 127 of one row, filled up with zeros to `padded`; returns what one unit is worth: NaN (and codes of zero)
+// for a row that is not finite, so that its outputs are NaN and no other row's.
+float quantise(const float* x, int64_t K, int64_t padded, int8_t* to) {
+    words top = {};
+    int64_t k = 0;
+    for (; k + W <= K; k += W) {
+        words bits = (words)load(x + k) & 0x7fffffff;  // order as whole numbers do, infinity and NaN last
+        top = bits > top ? bits : top;
+    }
+    words rest = (words)load_some(x + k, K - k) & 0x7fffffff;
+    top = rest > top ? rest : top;
+    uint32_t bits = 0;
+    for (int i = 0; i < W; i++) bits = std::max(bits, uint32_t(top[i]));
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    std::memset(to, kOffset, size_t(padded));
+    if (bits >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
+    if (largest < 1e-30f) return 0;  // the quotient would overflow
+    const floats factor = splat(127 / largest), magic = splat(0x1.8p23f);  // adding it rounds to nearest even
+    auto coded = [&](floats v) {
+        ints whole = (ints)(v * factor + magic) - (ints)magic + kOffset;
+        return __builtin_convertvector(whole, codes);
+    };
+    for (k = 0; k + W <= K; k += W) {
+        codes some = coded(load(x + k));
+        std::memcpy(to + k, &some, sizeof some);
+    }
+    codes some = coded(load_some(x + k, K - k));
+    std::memcpy(to + k, &some, size_t(K - k));
+    return largest / 127;
+}
+
+// Rows as the kernels read them: x itself, or a copy that is normalised, quantised or laid out better.
+struct Inputs {
+    const char* rows;
+    int64_t stride;       // elements
+    const float* scales;  // int8: one a row
+};
+
+class Preparation {
+   public:
+    Preparation(const TrProduct& p, int64_t M) : p(p), int8(p.type == TR_INT8) {
+        // Rows a power of two apart fall on the same few places of the cache.
+        bool crowded = M > kRows && p.ldx % 512 == 0;
+        needed = int8 || p.gamma || crowded;
+        stride = round_up(p.K, int8 ? kGroup : 16);
+        if (stride % 256 == 0) stride += int8 ? 64 : 16;
+    }
+
+    size_t bytes(int64_t count) const { return size_t(count) * (size_t(stride) * (int8 ? 1 : 4) + 4) + 64; }
+
+    // Where row 0 of `count` lies in `scratch` of bytes(count).
+    Inputs at(char* scratch, int64_t count) const {
+        return {scratch, stride, reinterpret_cast<float*>(scratch + count * stride * (int8 ? 1 : 4))};
+    }
+
+    // Writes row m of x as row `to` of the copy; `temporary` has room for K floats.
+    void write(int64_t m, const Inputs& copy, int64_t to, float* temporary) const {
+        const float* x = p.x + m * p.ldx;
+        char* row = const_cast<char*>(copy.rows) + to * stride * (int8 ? 1 : 4);
+        float* plain = int8 ? temporary : reinterpret_cast<float*>(row);
+        if (p.gamma) {
+            norm_row(x, p.gamma, p.beta, p.eps, p.K, plain);
+        } else if (int8) {
+            plain = const_cast<float*>(x);
+        } else {
+            std::memcpy(plain, x, size_t(p.K) * sizeof(float));
+        }
+        if (int8) const_cast<float*>(copy.scales)[to] = quantise(plain, p.K, packed_inputs(TR_INT8, p.K), (int8_t*)row);
+    }
+
+    const TrProduct& p;
+    bool int8, needed;
+    int64_t stride;
+};
+
+// -- sums out ---------------------------------------------------------------------------------------------------------
+
+// x Φ(x), with erfc for the tails so that no digits cancel; t times a polynomial in t = 1 / (1 + 0.35 z) is
+// erfc(z) exp(z²) to 5e-9, a least-squares fit made for this place.
+floats gelu(floats x) {
+    floats z = max(x, -x) * splat(0.70710678f);
+    z = z > splat(12.0f) ? splat(12.0f) : z;
+    floats t = splat(1.0f) / fma(splat(0.35f), z, splat(1.0f));
+    floats tail = splat(-0.19806756f);
+    for (float c : {0.77271253f, -0.68118584f, 0.68498653f, -0.0086413463f, 0.23584828f, 0.19434743f})
+        tail = fma(tail, t, splat(c));
+    tail = tail * t * exp(-z * z);
+    return splat(0.5f) * x * (x < 0 ? tail : splat(2.0f) - tail);
+}
+
+// Writes rows m … m + R - 1 of y from a panel's sums; scales: those of the rows' codes, null for floats.
+void finish(const TrProduct& p, const Panel& panel, const void* sums, const float* scales, int64_t m, int R, int64_t n) {
+    for (int r = 0; r < R; r++) {
+        float* y = p.y + (m + r) * p.ldy + n;
+        const float* residual = p.residual ? p.residual + (m + r) * p.ldr + n : nullptr;
+        const int64_t wide = std::min<int64_t>(kPanel, p.N - n);
+        for (int64_t c = 0; c < wide; c += W) {
+            const char* at = static_cast<const char*>(sums) + (r * kPanel + c) * 4;
+            floats value = load(reinterpret_cast<const float*>(at));
+            if (scales) {
+                ints whole = (ints)value;
+                if (kOffset) {
+                    ints shift;
+                    std::memcpy(&shift, panel.shifts + c, sizeof shift);
+                    whole -= shift;
+                }
+                value = __builtin_convertvector(whole, floats) * load(panel.scales + c) * splat(scales[r]);
+            }
+            value += load(panel.bias + c);
+            if (p.activation == TR_RELU) value = value < 0 ? floats{} : value;
+            if (p.activation == TR_GELU) value = gelu(value);
+            if (c + W <= wide) {
+                store(y + c, residual ? load(residual + c) + value : value);
+            } else {
+                store_some(y + c, residual ? load_some(residual + c, wide - c) + value : value, wide - c);
+            }
+        }
+    }
+}
+
+// -- the whole --------------------------------------------------------------------------------------------------------
+
+constexpr int kFew = 8;                // up to so many rows every thread prepares them all for itself
+constexpr int64_t kChunk = 256 << 10;  // bytes of rows that stay in the cache while panels pass by
+
+// The weights of a panel in fp32.
+void widen(int32_t type, const void* weights, int64_t count, float* to) {
+    const uint16_t* from = static_cast<const uint16_t*>(weights);
+    for (int64_t i = 0; i < count; i += W) store(to + i, type == TR_FLOAT16 ? load_float16(from + i) : load_bfloat16(from + i));
+}
+
+// Rows first … first + count - 1 (row 0 of `inputs` is the first of them) times the panels begin … end - 1.
+void multiply_chunk(const TrProduct& p, const Inputs& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
+                    float* wide) {
+    const int64_t parts = (count + kRows - 1) / kRows, size = p.type == TR_INT8 ? 1 : 4;
+    const int64_t K = packed_inputs(p.type, p.K);
+    alignas(64) float sums[kRows * kPanel];
+    for (int64_t index = begin; index < end; index++) {
+        Panel panel(p.weights, p.type, p.K, index);
+        const void* weights = panel.weights;
+        if (wide) widen(p.type, weights, K * kPanel, wide);
+        const auto& kernels = kKernels[size_t(wide ? TR_FLOAT32 : p.type)];
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t row = count * part / parts;
+            const int R = int(count * (part + 1) / parts - row);
+            const char* x = inputs.rows + row * inputs.stride * size;
+            kernels[size_t(R - 1)](x, inputs.stride, wide ? wide : weights, K, sums);
+            finish(p, panel, sums, p.type == TR_INT8 ? inputs.scales + row : nullptr, first + row, R, index * kPanel);
+        }
+    }
+}
+
+}  // namespace
+
+void run_product(const TrProduct& p, int64_t rows, Member& member) {
+    const int64_t M = rows * p.T, panels = panel_count(p.N);
+    // As many row parts as leave each a few kernels' rows; the threads of a row part share its panels.
+    int row_parts = 1;
+    for (int parts = 2; parts <= member.count; parts++)
+        if (member.count % parts == 0 && M >= parts * 4 * kRows) row_parts = parts;
+    const int panel_parts = member.count / row_parts;
+    const int64_t row_part = member.index / panel_parts, panel_part = member.index % panel_parts;
+    const int64_t row_begin = M * row_part / row_parts, row_end = M * (row_part + 1) / row_parts;
+    const int64_t begin = panels * panel_part / panel_parts, end = panels * (panel_part + 1) / panel_parts;
+
+    Preparation preparation(p, M);
+    const bool together = preparation.needed && panel_parts > 1 && M > kFew;
+    const int64_t step = std::max<int64_t>(4, kChunk / (p.K * 4) / kRows) * kRows;
+    const int64_t chunk = std::min(step, row_end - row_begin);
+    Inputs inputs = {reinterpret_cast<const char*>(p.x + row_begin * p.ldx), p.ldx, nullptr};
+    float* temporary = reinterpret_cast<float*>(member.own(size_t(p.K) * sizeof(float)));
+    if (together) {
+        Inputs copy = preparation.at(member.shared(preparation.bytes(M)), M);
+        Part part(M, member);
+        for (int64_t m = part.begin; m < part.end; m++) preparation.write(m, copy, m, temporary);
+        member.barrier();
+        inputs = {copy.rows + row_begin * copy.stride * (preparation.int8 ? 1 : 4), copy.stride, copy.scales + row_begin};
+    } else if (preparation.needed) {
+        inputs = preparation.at(member.own(preparation.bytes(chunk)), chunk);
+    }
+    const bool half = p.type == TR_FLOAT16 || p.type == TR_BFLOAT16;
+    float* wide = half && chunk > 2 * kRows ? reinterpret_cast<float*>(member.own(size_t(p.K) * kPanel * 4)) : nullptr;
+
+    for (int64_t first = row_begin; first < row_end; first += step) {
+        const int64_t count = std::min(step, row_end - first);
+        Inputs now = inputs;
+        if (preparation.needed && !together) {
+            if (begin < end)
+                for (int64_t r = 0; r < count; r++) preparation.write(first + r, inputs, r, temporary);
+        } else {
+            now.rows += (first - row_begin) * inputs.stride * (preparation.int8 ? 1 : 4);
+            if (now.scales) now.scales += first - row_begin;
+        }
+        multiply_chunk(p, now, first, count, begin, end, wide);
+    }
+}
