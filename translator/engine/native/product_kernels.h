@@ -88,8 +88,12 @@ typedef int8_t codes __attribute__((vector_size(W)));
 static inline ints dot(ints total, ints x, ints w) {
 #if defined(__AVX512VNNI__)
     return (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)x, (__m512i)w);
-#elif defined(__AVX2__)
+#elif defined(__AVX512BW__)
     // |x| times w with the sign of x: two products of 127 * 127 at most fit 16 bits.
+    __m512i signed_w = _mm512_mask_sub_epi8((__m512i)w, _mm512_movepi8_mask((__m512i)x), __m512i{}, (__m512i)w);
+    __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)x), signed_w);
+    return total + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)  // the same
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)x), _mm256_sign_epi8((__m256i)w, (__m256i)x));
     return total + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #elif defined(__SSE2__)

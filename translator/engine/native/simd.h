@@ -121,7 +121,7 @@ static inline floats load_bfloat16(const uint16_t* from) {
 
 static inline floats load_float16(const uint16_t* from) {
 #if defined(__AVX512F__)
-    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+    return (floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));  // "z": else GCC warns
 #elif defined(__AVX2__)
     return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #elif defined(__ARM_NEON) && defined(__aarch64__)
