@@ -21,9 +21,12 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         build = runpy.run_path(str(NATIVE / "build.py"))
-        to = NATIVE if self.inplace or self.editable_mode else Path(self.build_lib) / NATIVE
+        if self.inplace or self.editable_mode:
+            to, work = NATIVE, Path("build", "native")  # where build.py looks by itself
+        else:
+            to, work = Path(self.build_lib) / NATIVE, Path(self.build_temp)
         try:
-            self.built[:] = build["build"](to.resolve(), Path(self.build_temp).resolve())
+            self.built[:] = build["build"](to.resolve(), work.resolve())
         except build["NotBuilt"] as reason:
             print(f"native kernels: not built, {' '.join(str(reason).split())[:400]}; PyTorch does their work, slower")
 
