@@ -78,9 +78,20 @@ struct TrDense {
     float scale;
 };
 
-enum TrKind : int32_t { TR_PRODUCT = 0, TR_NORM = 1, TR_CACHED = 2, TR_DENSE = 3 };
+// y = table[id] * scale + positions[lengths[row]]: each row's next token at its place. Ids are the caller's promise.
+struct TrEmbed {
+    const int64_t* ids;      // (rows,)
+    const void* table;       // (V, width) of `type`, a float type
+    const float* positions;  // (any, width)
+    const int32_t* lengths;  // (rows,)
+    float* y;                // (rows, width)
+    int32_t type, width;
+    float scale;
+};
+
+enum TrKind : int32_t { TR_PRODUCT = 0, TR_NORM = 1, TR_CACHED = 2, TR_DENSE = 3, TR_EMBED = 4 };
 struct TrCall {
-    const void* what;  // a TrProduct, TrNorm, TrCached or TrDense
+    const void* what;  // a TrProduct, TrNorm, TrCached, TrDense or TrEmbed
     int64_t kind;      // TrKind
 };
 

@@ -72,6 +72,17 @@ class Dense(ctypes.Structure):
     kind = 3
 
 
+class Embed(ctypes.Structure):
+    """`TrEmbed`."""
+
+    _fields_ = _fields(
+        pointers="ids table positions lengths y",
+        numbers="type width",
+        factors="scale",
+    )
+    kind = 4
+
+
 class Call(ctypes.Structure):
     """`TrCall`: the address of a structure, and its `kind`."""
 
