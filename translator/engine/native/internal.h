@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#pragma GCC visibility push(default)
 #include "kernels.h"
-#pragma GCC visibility pop
 
 struct Team;
 

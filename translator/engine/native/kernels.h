@@ -9,6 +9,7 @@
 #pragma once
 #include <cstdint>
 
+#pragma GCC visibility push(default)  // these, and nothing else, are exported
 extern "C" {
 
 enum TrType : int32_t { TR_FLOAT32 = 0, TR_FLOAT16 = 1, TR_BFLOAT16 = 2, TR_INT8 = 3 };
@@ -127,3 +128,4 @@ int32_t tr_supports(const char* isa);
 // The version of this interface; Python refuses another.
 int32_t tr_version(void);
 }
+#pragma GCC visibility pop
