@@ -1,8 +1,10 @@
 """What every search shares: the sentences it was given and the hypotheses it finds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from translator.config import DecodeConfig
@@ -58,5 +60,6 @@ def ranked(found: list[Hypothesis]) -> list[Hypothesis]:
 
 def check_finite(values: Tensor) -> None:
     """Raises `UserError` when logits, log-probabilities or a normaliser hold something else than numbers."""
-    if not bool(values.isfinite().all()):
+    # A NaN or an infinity shows in the sum, and numbers of at most fp32's range can't make one in fp64.
+    if not math.isfinite(values.sum(dtype=torch.float64)):
         raise UserError("the model gives NaN instead of probabilities: its weights are damaged, or too large for fp32")

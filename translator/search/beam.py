@@ -40,13 +40,10 @@ class Beam(Policy):
         tokens, best, places = on_host(tokens, best, places)
         parents = places // m  # (B, 2K)
         ends = tokens == grid.end_ids.unsqueeze(1)  # (B, 2K)
-
-        complete = ends & (best > NEVER)
-        complete[:, K:] = False
+        complete = (ends & (best > NEVER))[:, :K]
         ended = [
             (slot, int(parents[slot, rank]), float(best[slot, rank])) for slot, rank in complete.nonzero().tolist()
         ]
-
         going = ends.int().argsort(dim=1, stable=True)[:, :K]  # (B, K): the others in their order, then ends
         totals = best.masked_fill(ends, NEVER).gather(1, going)  # (B, K)
         return Choice(tokens.gather(1, going), totals, totals > NEVER, ended, parents.gather(1, going))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from translator.cache import CacheSpec
 from translator.config import DecodeConfig
 from translator.engine.base import Decoding, Engine
 from translator.padding import pad, padding
-from translator.search.base import NEVER, Hypothesis, Sentence, check_finite, normalised, ranked
+from translator.search.base import Hypothesis, Sentence, check_finite, normalised, ranked
 from translator.search.grid import Grid, Member
 from translator.search.policy import Choice, policy_of
 from translator.search.rules import banned_ids, forced_ids
@@ -42,14 +43,25 @@ class Grown(NamedTuple):
 class Event:
     """What one step brought one sentence.
 
-    `rows`: how each of its rows grew; None for one that the end token completed, or that was given up. `ended`: the
-    hypotheses that ended with this step. `result`: the best of all it found, best first, once it is done.
+    `tokens`, `parents` and `live` are its rows of the `Choice`. `ended`: the hypotheses that ended with this step.
+    `result`: the best of all it found, best first, once it is done.
     """
 
     number: int
-    rows: list[Grown | None]
+    tokens: list[int]
+    parents: list[int] | None
+    live: list[bool]
     ended: list[Hypothesis] = field(default_factory=list)
     result: list[Hypothesis] | None = None
+
+    @property
+    def rows(self) -> list[Grown | None]:
+        """How each of its rows grew; None for one that the end token completed, or that was given up."""
+        parents = self.parents or range(len(self.tokens))
+        return [
+            Grown(parent, token) if live else None
+            for parent, token, live in zip(parents, self.tokens, self.live, strict=True)
+        ]
 
 
 class Driver:
@@ -118,57 +130,61 @@ class Driver:
 
         Raises `UserError` when the model gives something else than numbers.
         """
-        self._change_members()
-        grid, decoding = self._grid, self._decoding
-        if grid is None or decoding is None:
-            return []
-        scores = decoding.step(grid.tokens.flatten())
-        check_finite(scores.log_z)  # one NaN or infinity in a row of logits shows in the sum over it
-        device = scores.log_z.device
-        choice = self.policy.choose(scores, grid, banned_ids(grid, device), forced_ids(grid, device))
-        return self._follow(grid, choice)
+        return self._step()
 
+    @torch.no_grad()
     def run(self) -> dict[int, list[Hypothesis]]:
         """Steps until nothing is left; each sentence's hypotheses by its number, best first."""
         results = {}
         while self.busy:
-            results.update({event.number: event.result for event in self.step() if event.result is not None})
+            results.update({event.number: event.result for event in self._step() if event.result is not None})
         return results
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
+    def _step(self) -> list[Event]:
+        self._change_members()
+        grid, decoding = self._grid, self._decoding
+        if grid is None or decoding is None:
+            return []
+        scores = decoding.step(grid.tokens.view(-1))
+        device = scores.log_z.device
+        choice = self.policy.choose(scores, grid, banned_ids(grid, device), forced_ids(grid, device))
+        # One NaN or infinity in a row of logits shows in the sum over it. After the choice, so that a device doesn't
+        # wait for the host between the two.
+        check_finite(scores.log_z)
+        return self._follow(grid, choice)
+
     def _follow(self, grid: Grid, choice: Choice) -> list[Event]:
         """Writes the choice into the grid and says what ended."""
-        K = grid.shape[1]
-        events = [Event(member.number, [None] * K) for member in grid.members]
+        B, _ = grid.shape
+        parents = [None] * B if choice.parents is None else choice.parents.tolist()
+        rows = zip(grid.members, choice.tokens.tolist(), parents, choice.live.tolist(), strict=True)
+        events = [Event(member.number, *taken) for member, *taken in rows]
         for slot, row, log_prob in choice.ended:
-            tokens = [*grid.held(slot, row), grid.members[slot].sentence.end_id]
+            tokens = [*grid.members[slot].held(row), grid.members[slot].sentence.end_id]
             self._keep(grid.members[slot], events[slot], tokens, log_prob, finished=True)
-        grid.grow(choice.tokens, choice.parents)
-        grid.totals, grid.live = choice.totals, choice.live
-        tokens, parents = choice.tokens.tolist(), grid.parents.tolist()
-        for slot, row in grid.live.nonzero().tolist():
-            events[slot].rows[row] = Grown(parents[slot][row], tokens[slot][row])
-        self._cut_at_limits(grid, events)
-        best = grid.totals.masked_fill(~grid.live, NEVER).amax(dim=1).tolist()
-        for slot, (member, event) in enumerate(zip(grid.members, events, strict=True)):
-            live = bool(grid.live[slot].any())
-            if live and not self.policy.is_done(member, best[slot]):
-                continue
-            if not member.found:  # every continuation was impossible: still one target a sentence
-                self._keep(member, event, grid.held(slot, 0), float(grid.totals[slot, 0]), finished=False)
-            member.gone = True
-            event.result = ranked(member.found)[: member.config.n_best]
+        grid.tokens, grid.totals, grid.live = choice.tokens, choice.totals, choice.live
+        grid.parents = grid.stay if choice.parents is None else choice.parents
+        for member, event, totals in zip(grid.members, events, grid.totals.tolist(), strict=True):
+            member.trail.append((event.tokens, event.parents))
+            if True in event.live and len(member.trail) < member.limit:
+                best_live = max(compress(totals, event.live))
+                if not self.policy.is_done(member, best_live):
+                    continue
+            self._done(member, event, totals)
         return events
 
-    def _cut_at_limits(self, grid: Grid, events: list[Event]) -> None:
-        """Keeps live rows of sentences at their longest, unfinished as they are."""
-        for slot in (grid.lengths >= grid.limits).nonzero().flatten().tolist():
-            member = grid.members[slot]
-            for row in grid.live[slot].nonzero().flatten().tolist():
-                log_prob = float(grid.totals[slot, row])
-                self._keep(member, events[slot], grid.held(slot, row), log_prob, finished=False)
-            grid.live[slot] = False
+    def _done(self, member: Member, event: Event, totals: list[float]) -> None:
+        """Keeps live rows of a sentence at its longest, unfinished as they are, and lets it go."""
+        if len(member.trail) >= member.limit:
+            for row, live in enumerate(event.live):
+                if live:
+                    self._keep(member, event, member.held(row), totals[row], finished=False)
+        if not member.found:  # every continuation was impossible: still one target a sentence
+            self._keep(member, event, member.held(0), totals[0], finished=False)
+        member.gone = True
+        event.result = ranked(member.found)[: member.config.n_best]
 
     @staticmethod
     def _keep(member: Member, event: Event, tokens: list[int], log_prob: float, *, finished: bool) -> None:
@@ -190,26 +206,31 @@ class Driver:
                 self._grid = self._new_grid([member for member, _ in newcomers])
             return
         assert self._grid is not None and self._decoding is not None
-        B, K = self._grid.shape
-        n, free = len(newcomers), [slot for slot in range(B) if slot not in set(running)]
-        if n > len(free):
+        if newcomers or len(running) < len(self._grid.members):
+            self._replace(running, newcomers)
+        grid = self._grid
+        if grid.parents is not grid.stay and not torch.equal(grid.parents, grid.stay):
+            self._decoding.reorder(grid.parents)
+            grid.parents = grid.stay
+
+    def _replace(self, running: list[int], newcomers: list[tuple[Member, Sequence[int]]]) -> None:
+        """Only the slots `running` stay; newcomers take the others' places, and places that are left over go."""
+        assert self._grid is not None and self._decoding is not None
+        B, n = len(self._grid.members), len(newcomers)
+        if n > B - len(running):
             self._rebuild(running, newcomers)
-        else:
-            order = list(range(B))
-            if newcomers:
-                self._decoding.admit(free[:n], self._started(newcomers, None))
-                for index, slot in enumerate(free[:n]):
-                    order[slot] = B + index
-            keep = [slot for slot in range(B) if slot not in free[n:]]
-            if len(keep) < B:
-                self._decoding.compact(torch.tensor(keep))
-            if newcomers or len(keep) < B:
-                entering = self._new_grid([member for member, _ in newcomers]) if newcomers else None
-                self._grid.changed([order[slot] for slot in keep], entering)
-        parents, stay = self._grid.parents, torch.arange(K).expand(len(self._grid.members), K)
-        if not torch.equal(parents, stay):
-            self._decoding.reorder(parents)
-            self._grid.parents = stay
+            return
+        free = sorted({*range(B)} - {*running})
+        order = list(range(B))
+        if newcomers:
+            self._decoding.admit(free[:n], self._started(newcomers, None))
+            for index, slot in enumerate(free[:n]):
+                order[slot] = B + index
+        keep = sorted({*range(B)} - {*free[n:]})
+        if len(keep) < B:
+            self._decoding.compact(torch.tensor(keep))
+        entering = self._new_grid([member for member, _ in newcomers]) if newcomers else None
+        self._grid.changed([order[slot] for slot in keep], entering)
 
     def _rebuild(self, running: list[int], newcomers: list[tuple[Member, Sequence[int]]]) -> None:
         """A larger grid: the newcomers' own, with slots for those that are running."""

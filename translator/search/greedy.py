@@ -23,4 +23,4 @@ class Greedy(Policy):
     def choose(self, scores: Scores, grid: Grid, banned: Tensor | None, forced: Tensor | None) -> Choice:
         """See `Policy.choose`."""
         values, ids = candidates(scores, 1, banned, forced)  # (B, 1)
-        return each_by_itself(grid, ids[:, 0], values[:, 0])
+        return each_by_itself(grid, ids, values)

@@ -1,7 +1,8 @@
 """What a search keeps of the sentences it is decoding: a grid of B sentences by K rows, on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -9,10 +10,16 @@ from torch import Tensor
 from translator.config import DecodeConfig
 from translator.search.base import NEVER, Hypothesis, Sentence
 
+Made = TypeVar("Made")
+
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A sentence in the grid, under the number its caller knows it by."""
+    """A sentence in the grid, under the number its caller knows it by.
+
+    `trail` has for each step what its rows took: tokens `(K,)`, and parents `(K,)`, the rows they went on from (None:
+    each from itself). What a row holds is read back from there, so that a step moves no tokens.
+    """
 
     number: int
     sentence: Sentence
@@ -20,78 +27,76 @@ class Member:
     found: list[Hypothesis] = field(default_factory=list)
     gone: bool = False
     """Done or cancelled: leaves before the next step."""
+    trail: list[tuple[list[int], list[int] | None]] = field(default_factory=list)
+    limit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = self.sentence.limit
 
     @property
     def key(self) -> tuple[int, ...]:
         """What its samples are drawn by."""
         return (self.number,) if self.sentence.key is None else self.sentence.key
 
+    def held(self, row: int) -> list[int]:
+        """The tokens of one row, from first to last."""
+        found = []
+        for tokens, parents in reversed(self.trail):
+            found.append(tokens[row])
+            if parents is not None:
+                row = parents[row]
+        found.reverse()
+        return found
+
 
 class Grid:
     """Sentences have lengths of their own: each counts from its own first token.
 
-    `lengths` `(B,)` tokens decoded; `history` `(B, K, room)` them; `totals` `(B, K)` log-probabilities in fp64, since a
-    long target's rounding would show in its score; `live` `(B, K)` rows that go on; `tokens` `(B, K)` what the next
-    step appends; `parents` `(B, K)` the rows these go on from.
+    `totals` `(B, K)` log-probabilities in fp64, since a long target's rounding would show in its score; `live` `(B, K)`
+    rows that go on; `tokens` `(B, K)` what the next step appends; `parents` `(B, K)` the rows these go on from, `stay`
+    where each goes on from itself; `end_ids` `(B,)`.
     """
 
     def __init__(self, members: Sequence[Member], rows: int, *, alike: bool) -> None:
         """Nothing decoded yet. `alike`: rows that would all do the same, of which only the first may be continued."""
         B = len(members)
-        self.members = list(members)
-        self.lengths = torch.zeros(B, dtype=torch.int64)
-        self.history = torch.zeros(B, rows, 32, dtype=torch.int64)
+        self.rows = rows
         self.totals = torch.zeros(B, rows, dtype=torch.float64)
         self.live = torch.ones(B, rows, dtype=torch.bool)
         if alike:
             self.live[:, 1:] = False
             self.totals[:, 1:] = NEVER
         starts = torch.tensor([member.sentence.start_id for member in members])
-        self.tokens = starts.unsqueeze(1).expand(B, rows).clone()
-        self.parents = torch.arange(rows).expand(B, rows).clone()
-        self._settle()
+        self.tokens = starts.unsqueeze(1).expand(B, rows).contiguous()
+        self._settle(list(members))
+        self.parents = self.stay
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(B, K)."""
-        return len(self.members), self.live.shape[1]
+    def lengths(self) -> Tensor:
+        """`(B,)` tokens decoded."""
+        return torch.tensor([len(member.trail) for member in self.members])
 
-    def grow(self, tokens: Tensor, parents: Tensor | None) -> None:
-        """Row `(b, k)` becomes the old row `parents[b, k]` and `tokens[b, k]` after it; both `(B, K)`."""
-        B, K = self.shape
-        longest = int(self.lengths.max())
-        if longest == self.history.shape[2]:
-            self.history = torch.cat([self.history, torch.zeros_like(self.history)], dim=2)
-        if parents is not None:
-            held = self.history[:, :, :longest]  # (B, K, t)
-            held.copy_(held.gather(1, parents.unsqueeze(2).expand(B, K, longest)))
-            self.parents = parents
-        self.history[torch.arange(B).unsqueeze(1), torch.arange(K), self.lengths.unsqueeze(1)] = tokens
-        self.tokens = tokens
-        self.lengths = self.lengths + 1
-
-    def held(self, slot: int, row: int) -> list[int]:
-        """The tokens of one row."""
-        tokens: list[int] = self.history[slot, row, : int(self.lengths[slot])].tolist()
-        return tokens
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, kept under `name` until the members change: for what hangs on them alone."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return cast(Made, self._kept[name])
 
     def changed(self, order: Sequence[int], newcomers: "Grid | None" = None) -> None:
         """Slot i becomes the old slot `order[i]`; numbers from B on are the sentences of `newcomers`."""
         picked = torch.tensor(order, dtype=torch.int64)
-        for name in ("history", "lengths", "totals", "live", "tokens", "parents"):
-            parts = [getattr(self, name)]
+        for name in ("totals", "live", "tokens", "parents"):
+            part = getattr(self, name)
             if newcomers is not None:
-                parts.append(getattr(newcomers, name))
-            if name == "history":
-                room = max(part.shape[2] for part in parts)
-                parts = [torch.nn.functional.pad(part, (0, room - part.shape[2])) for part in parts]
-            setattr(self, name, torch.cat(parts)[picked])
+                part = torch.cat([part, getattr(newcomers, name)])
+            setattr(self, name, part.index_select(0, picked))
         members = self.members + ([] if newcomers is None else newcomers.members)
-        self.members = [members[slot] for slot in order]
-        self._settle()
+        self._settle([members[slot] for slot in order])
 
-    def _settle(self) -> None:
+    def _settle(self, members: list[Member]) -> None:
         """What hangs on the members alone."""
-        sentences = [member.sentence for member in self.members]
-        self.end_ids = torch.tensor([sentence.end_id for sentence in sentences])
-        self.limits = torch.tensor([sentence.limit for sentence in sentences])
+        self.members = members
+        self.shape = (len(members), self.rows)
+        self.end_ids = torch.tensor([member.sentence.end_id for member in members])
+        self.stay = torch.arange(self.rows).expand(self.shape)
+        self._kept: dict[str, object] = {}

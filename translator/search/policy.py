@@ -79,13 +79,13 @@ def rows_per_sentence(config: DecodeConfig) -> int:
 
 
 def each_by_itself(grid: Grid, tokens: Tensor, log_probs: Tensor) -> Choice:
-    """The choice where every row takes a token of its own, `tokens` and `log_probs` `(rows,)` on any device."""
-    shape = grid.shape
-    taken, gained = on_host(tokens.view(shape), log_probs.view(shape))
-    totals = torch.where(grid.live, grid.totals + gained, grid.totals)  # (B, K)
-    ends = grid.live & (taken == grid.end_ids.unsqueeze(1))
+    """The choice where every row takes a token of its own, `tokens` and `log_probs` one a row, on any device."""
+    taken, gained = on_host(tokens.view(grid.shape), log_probs.view(grid.shape))
+    live = grid.live
+    totals = torch.where(live, grid.totals + gained, grid.totals)  # (B, K)
+    ends = live & (taken == grid.end_ids.unsqueeze(1))
     ended = [(slot, row, float(totals[slot, row])) for slot, row in ends.nonzero().tolist()]
-    return Choice(taken, totals, grid.live & ~ends, ended)
+    return Choice(taken, totals, live & ~ends if ended else live, ended)
 
 
 def on_host(*parts: Tensor) -> Sequence[Tensor]:

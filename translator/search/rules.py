@@ -1,7 +1,5 @@
 """The rules on tokens: ids that may not come next, and ids that must. They never edit a matrix of scores."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,24 +13,23 @@ NONE = -1
 
 def banned_ids(grid: Grid, device: torch.device) -> Tensor | None:
     """Ids `(rows, n)` that may not come next: suppressed ones, and those that would repeat an n-gram."""
-    K = grid.shape[1]
-    by_row: list[list[int]] = []
-    for slot, member in enumerate(grid.members):
-        suppressed = list(member.sentence.suppressed)
-        n = member.config.no_repeat_ngram_size
-        repeats = _repeats(grid.history[slot, :, : int(grid.lengths[slot])], n) if n else [[]] * K
-        by_row += [suppressed + more for more in repeats]
-    return _table(by_row, device)
+    if grid.once("repeats are banned", lambda: any(member.config.no_repeat_ngram_size for member in grid.members)):
+        return _banned(grid, device)
+    return grid.once("banned", lambda: _banned(grid, device))
 
 
 def forced_ids(grid: Grid, device: torch.device) -> Tensor | None:
     """The id `(rows,)` that must come next, `NONE` where any may; None where no row is forced."""
-    forced, any_forced = [], False
-    for member, t in zip(grid.members, grid.lengths.tolist(), strict=True):
-        prefix = member.sentence.prefix
+    longest = grid.once("longest prefix", lambda: max(len(member.sentence.prefix) for member in grid.members))
+    if not longest:
+        return None
+    forced = []
+    for member in grid.members:
+        t, prefix = len(member.trail), member.sentence.prefix
         forced.append(prefix[t] if t < len(prefix) else NONE)
-        any_forced = any_forced or t < len(prefix)
-    return torch.tensor(forced).repeat_interleave(grid.shape[1]).to(device) if any_forced else None
+    if all(token == NONE for token in forced):
+        return None
+    return torch.tensor(forced).repeat_interleave(grid.rows).to(device)
 
 
 def candidates(scores: Scores, k: int, banned: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -52,22 +49,19 @@ def candidates(scores: Scores, k: int, banned: Tensor | None, forced: Tensor | N
     )
 
 
-def _repeats(history: Tensor, n: int) -> list[list[int]]:
-    """For each row of `history` `(K, t)` the tokens that would end an n-gram it already holds."""
-    K, t = history.shape
-    found: list[list[int]] = [[] for _ in range(K)]
-    if t < n:
-        return found
-    grams = history.unfold(1, n, 1)  # (K, t - n + 1, n)
-    same = (grams[:, :, : n - 1] == history[:, None, t - n + 1 :]).all(dim=2)  # (K, t - n + 1)
-    rows, places = same.nonzero(as_tuple=True)
-    for row, token in zip(rows.tolist(), grams[rows, places, n - 1].tolist(), strict=True):
-        found[row].append(token)
-    return found
-
-
-def _table(by_row: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
-    n = max((len(ids) for ids in by_row), default=0)
+def _banned(grid: Grid, device: torch.device) -> Tensor | None:
+    by_row: list[list[int]] = []
+    for member in grid.members:
+        suppressed, n = list(member.sentence.suppressed), member.config.no_repeat_ngram_size
+        by_row += [suppressed + (_repeats(member.held(row), n) if n else []) for row in range(grid.rows)]
+    n = max(len(ids) for ids in by_row)
     if n == 0:
         return None
-    return torch.tensor([[*ids, *[NONE] * (n - len(ids))] for ids in by_row]).to(device)  # (rows, n)
+    flat = [token for ids in by_row for token in (*ids, *[NONE] * (n - len(ids)))]
+    return torch.tensor(flat).view(len(by_row), n).to(device)
+
+
+def _repeats(held: list[int], n: int) -> list[int]:
+    """The tokens that would end an n-gram which the tokens `held` already have."""
+    last = held[len(held) - n + 1 :]
+    return [held[i + n - 1] for i in range(len(held) - n + 1) if held[i : i + n - 1] == last]
