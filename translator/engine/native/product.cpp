@@ -15,27 +15,30 @@ namespace {
 
 // -- the kernels by type and number of rows ---------------------------------------------------------------------------
 
-using Kernel = void (*)(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums);
+using Kernel = void (*)(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums);
 
-template <class Type, int R>
-void run_floats(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums) {
-    multiply<Type, R>(static_cast<const float*>(x), ldx, weights, K, static_cast<float*>(sums));
+template <class Type, int R, int S>
+void run_floats(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums) {
+    multiply<Type, R, S>(static_cast<const float*>(x), ldx, weights, apart, K, static_cast<float*>(sums));
 }
 
-template <int R>
-void run_int8(const void* x, int64_t ldx, const void* weights, int64_t K, void* sums) {
-    multiply_int8<R>(static_cast<const int8_t*>(x), ldx, weights, K, static_cast<int32_t*>(sums));
+template <int R, int S>
+void run_int8(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums) {
+    multiply_int8<R, S>(static_cast<const int8_t*>(x), ldx, weights, apart, K, static_cast<int32_t*>(sums));
 }
 
-template <int... R>
-constexpr std::array<std::array<Kernel, kRows>, 4> all_kernels(std::integer_sequence<int, R...>) {
-    return {{{run_floats<Float32, R + 1>...},
-             {run_floats<Float16, R + 1>...},
-             {run_floats<BFloat16, R + 1>...},
-             {run_int8<R + 1>...}}};
+using Kernels = std::array<std::array<Kernel, kRows>, 4>;  // [type][rows - 1]
+
+template <bool side, int... R>
+constexpr Kernels all_kernels(std::integer_sequence<int, R...>) {
+    return {{{run_floats<Float32, R + 1, side ? side_by_side(R + 1) : 1>...},
+             {run_floats<Float16, R + 1, side ? side_by_side(R + 1) : 1>...},
+             {run_floats<BFloat16, R + 1, side ? side_by_side(R + 1) : 1>...},
+             {run_int8<R + 1, side ? side_by_side(R + 1) : 1>...}}};
 }
 
-constexpr auto kKernels = all_kernels(std::make_integer_sequence<int, kRows>());  // [type][rows - 1]
+constexpr Kernels kOnePanel = all_kernels<false>(std::make_integer_sequence<int, kRows>());
+constexpr Kernels kSideBySide = all_kernels<true>(std::make_integer_sequence<int, kRows>());
 
 // -- activations in ---------------------------------------------------------------------------------------------------
 
@@ -176,19 +179,24 @@ void multiply_chunk(const TrProduct& p, const Inputs& inputs, int64_t first, int
                     float* wide) {
     const int64_t parts = (count + kRows - 1) / kRows, size = p.type == TR_INT8 ? 1 : 4;
     const int64_t K = packed_inputs(p.type, p.K);
+    const int side = parts == 1 ? side_by_side(int(count)) : 1;
     alignas(64) float sums[kRows * kPanel];
-    for (int64_t index = begin; index < end; index++) {
+    for (int64_t index = begin; index < end;) {
+        const int S = index + side <= end ? side : 1;
         Panel panel(p.weights, p.type, p.K, index);
-        const void* weights = panel.weights;
-        if (wide) widen(p.type, weights, K * kPanel, wide);
-        const auto& kernels = kKernels[size_t(wide ? TR_FLOAT32 : p.type)];
+        if (wide) widen(p.type, panel.weights, K * kPanel, wide);
+        const auto& kernels = (S > 1 ? kSideBySide : kOnePanel)[size_t(wide ? TR_FLOAT32 : p.type)];
         for (int64_t part = 0; part < parts; part++) {
             const int64_t row = count * part / parts;
             const int R = int(count * (part + 1) / parts - row);
             const char* x = inputs.rows + row * inputs.stride * size;
-            kernels[size_t(R - 1)](x, inputs.stride, wide ? wide : weights, K, sums);
-            finish(p, panel, sums, p.type == TR_INT8 ? inputs.scales + row : nullptr, first + row, R, index * kPanel);
+            const char* weights = wide ? reinterpret_cast<const char*>(wide) : panel.weights;
+            kernels[size_t(R - 1)](x, inputs.stride, weights, panel_bytes(p.type, p.K), K, sums);
+            for (int s = 0; s < S; s++)
+                finish(p, Panel(p.weights, p.type, p.K, index + s), sums + s * R * kPanel,
+                       p.type == TR_INT8 ? inputs.scales + row : nullptr, first + row, R, (index + s) * kPanel);
         }
+        index += S;
     }
 }
 

@@ -7,6 +7,8 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
+
 #include "panels.h"
 #include "simd.h"
 
@@ -28,8 +30,24 @@ constexpr int columns(int rows) {
     return vectors;
 }
 
+// Panels that few rows take side by side: several streams are read faster than one, and more sums wait less for each other.
+constexpr int side_by_side(int rows) {
+    int panels = 4;
+    while (panels > 1 && rows * panels * kVectors > kRegisters - 8) panels /= 2;
+    return panels;
+}
+
+// Inputs that a panel's columns take in turn, where they are summed a part at a time: the next part finds them cached.
+constexpr int64_t kBlock = 128;
+
 // Bytes that are asked for ahead of their use; prefetching by hardware stops at every page.
 constexpr int64_t kAhead = 2048;
+
+template <int bytes>
+static inline void fetch(const void* at) {
+#pragma GCC unroll 2
+    for (int i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + kAhead + i);
+}
 
 struct Float32 {
     using Element = float;
@@ -44,31 +62,44 @@ struct BFloat16 {
     static floats widen(const uint16_t* w) { return load_bfloat16(w); }
 };
 
-// sums[r * 32 + n] = sum over k of x[r * ldx + k] * w[k * 32 + n]
-template <class Type, int R>
-NEVER_INLINE void multiply(const float* x, int64_t ldx, const void* weights, int64_t K, float* sums) {
-    constexpr int C = columns(R);
-    for (int first = 0; first < kVectors; first += C) {
-        const auto* w = static_cast<const typename Type::Element*>(weights) + first * W;
-        floats total[R][C] = {};
-        for (int64_t k = 0; k < K; k++, w += kPanel) {
-            floats wide[C];
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) {
-                wide[c] = Type::widen(w + c * W);
-                if (c * W * sizeof(*w) % 64 == 0) prefetch(reinterpret_cast<const char*>(w + c * W) + kAhead);
-            }
+// sums[(s * R + r) * 32 + n] = sum over k of x[r * ldx + k] * w[s][k * 32 + n] for S panels that lie `apart` bytes.
+template <class Type, int R, int S>
+NEVER_INLINE void multiply(const float* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, float* sums) {
+    constexpr int C = S > 1 ? kVectors : columns(R);
+    constexpr int64_t row_bytes = kPanel * sizeof(typename Type::Element);
+    const int64_t block = C < kVectors ? kBlock : K;
+    for (int64_t from = 0; from < K; from += block) {
+        const int64_t to = std::min(from + block, K);
+        for (int first = 0; first < kVectors; first += C) {
+            floats total[S][R][C];
+            auto each = [&](auto&& take) {
+#pragma GCC unroll 4
+                for (int s = 0; s < S; s++)
 #pragma GCC unroll 16
-            for (int r = 0; r < R; r++) {
-                floats input = splat(x[r * ldx + k]);
+                    for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-                for (int c = 0; c < C; c++) total[r][c] = fma(input, wide[c], total[r][c]);
+                        for (int c = 0; c < C; c++) take(total[s][r][c], sums + (s * R + r) * kPanel + (first + c) * W);
+            };
+            each([&](floats& sum, const float* before) { sum = from ? load(before) : floats{}; });
+            const char* at = weights + from * row_bytes + first * W * sizeof(typename Type::Element);
+            for (int64_t k = from; k < to; k++, at += row_bytes) {
+#pragma GCC unroll 4
+                for (int s = 0; s < S; s++) {
+                    const auto* w = reinterpret_cast<const typename Type::Element*>(at + s * apart);
+                    floats wide[C];
+#pragma GCC unroll 8
+                    for (int c = 0; c < C; c++) wide[c] = Type::widen(w + c * W);
+                    if (first == 0) fetch<row_bytes>(w);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; r++) {
+                        floats input = splat(x[r * ldx + k]);
+#pragma GCC unroll 8
+                        for (int c = 0; c < C; c++) total[s][r][c] = fma(input, wide[c], total[s][r][c]);
+                    }
+                }
             }
+            each([](floats& sum, float* after) { store(after, sum); });
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) store(sums + r * kPanel + (first + c) * W, total[r][c]);
     }
 }
 
@@ -81,6 +112,12 @@ constexpr int kOffset = 128;
 #else
 constexpr int kOffset = 0;
 #endif
+
+static inline ints load_ints(const void* from) {
+    ints v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
 
 typedef int8_t codes __attribute__((vector_size(W)));
 
@@ -106,32 +143,44 @@ static inline ints dot(ints total, ints x, ints w) {
 #endif
 }
 
-// sums[r * 32 + n] = sum over k of x[r * ldx + k] * w[(k / 4 * 32 + n) * 4 + k % 4]; K is a multiple of 4
-template <int R>
-NEVER_INLINE void multiply_int8(const int8_t* x, int64_t ldx, const void* weights, int64_t K, int32_t* sums) {
-    constexpr int C = columns(R);
-    for (int first = 0; first < kVectors; first += C) {
-        const int8_t* w = static_cast<const int8_t*>(weights) + first * W * 4;
-        ints total[R][C] = {};
-        for (int64_t k = 0; k < K; k += 4, w += kPanel * 4) {
-            ints four[C];
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) {
-                std::memcpy(&four[c], w + c * W * 4, sizeof four[c]);
-                if (c * W * 4 % 64 == 0) prefetch(w + c * W * 4 + kAhead);
-            }
+// sums[(s * R + r) * 32 + n] = sum over k of x[r * ldx + k] * w[s][(k / 4 * 32 + n) * 4 + k % 4]; K is a multiple of 4.
+template <int R, int S>
+NEVER_INLINE void multiply_int8(const int8_t* x, int64_t ldx, const char* weights, int64_t apart, int64_t K,
+                                int32_t* sums) {
+    constexpr int C = S > 1 ? kVectors : columns(R);
+    const int64_t block = C < kVectors ? kBlock * 4 : K;
+    for (int64_t from = 0; from < K; from += block) {
+        const int64_t to = std::min(from + block, K);
+        for (int first = 0; first < kVectors; first += C) {
+            ints total[S][R][C];
+            auto each = [&](auto&& take) {
+#pragma GCC unroll 4
+                for (int s = 0; s < S; s++)
 #pragma GCC unroll 16
-            for (int r = 0; r < R; r++) {
-                int32_t four_codes;
-                std::memcpy(&four_codes, x + r * ldx + k, 4);
-                ints input = ints{} + four_codes;
+                    for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-                for (int c = 0; c < C; c++) total[r][c] = dot(total[r][c], input, four[c]);
+                        for (int c = 0; c < C; c++) take(total[s][r][c], sums + (s * R + r) * kPanel + (first + c) * W);
+            };
+            each([&](ints& sum, const int32_t* before) { sum = from ? load_ints(before) : ints{}; });
+            const char* at = weights + (from * kPanel + first * W * 4);
+            for (int64_t k = from; k < to; k += 4, at += kPanel * 4) {
+#pragma GCC unroll 4
+                for (int s = 0; s < S; s++) {
+                    ints four[C];
+#pragma GCC unroll 8
+                    for (int c = 0; c < C; c++) four[c] = load_ints(at + s * apart + c * W * 4);
+                    if (first == 0) fetch<kPanel * 4>(at + s * apart);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; r++) {
+                        int32_t codes;
+                        std::memcpy(&codes, x + r * ldx + k, 4);
+                        ints input = ints{} + codes;
+#pragma GCC unroll 8
+                        for (int c = 0; c < C; c++) total[s][r][c] = dot(total[s][r][c], input, four[c]);
+                    }
+                }
             }
+            each([](ints& sum, int32_t* after) { std::memcpy(after, &sum, sizeof sum); });
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) std::memcpy(sums + r * kPanel + (first + c) * W, &total[r][c], sizeof(ints));
     }
 }

@@ -42,7 +42,7 @@ static inline floats load_some(const float* from, int64_t n, float rest = 0) {
 
 static inline void store_some(float* to, floats v, int64_t n) { std::memcpy(to, &v, size_t(n) * sizeof(float)); }
 
-static inline floats splat(float x) { return floats{} + x; }
+static inline floats splat(float x) { return x - floats{}; }  // x + 0 would cost an addition: it is not x for -0
 
 static inline floats fma(floats a, floats b, floats c) {  // a * b + c
 #if defined(__AVX512F__)
