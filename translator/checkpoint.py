@@ -159,9 +159,10 @@ def _copy_weights(model: torch.nn.Module, tensors: safe_open, path: Path) -> Non
             raise UserError(f"{path}: tensor {name!r} holds NaN or infinite values; the model is damaged")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, written beside and renamed; raises `UserError` on a full disk."""
-    data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(plain, metadata)
     atomic_write_bytes(path, data)
 
 

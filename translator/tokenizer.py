@@ -47,6 +47,7 @@ class Tokenizer:
         self.pad_id: int = self._processor.pad_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
+        self.unk_id: int = self._processor.unk_id()
         if min(self.pad_id, self.bos_id, self.eos_id) < 0:
             raise UserError("the tokenizer lacks a padding, start or end token; train it with all three")
         try:
@@ -121,7 +122,7 @@ class Tokenizer:
         """A piece's id, or those of its bytes."""
         if piece in ids:
             return [ids[piece]]
-        return self._bytes(piece) or [self._processor.unk_id()]
+        return self._bytes(piece) or [self.unk_id]
 
     def _bytes(self, text: str) -> list[int]:
         """The ids that spell `text` in bytes; none where the vocabulary has no bytes."""
@@ -160,7 +161,7 @@ class Tokenizer:
         """Ids of pieces as `pieces` gives them; raises `UserError` for a name the vocabulary lacks."""
         ids = self._processor.piece_to_id(pieces)
         for piece, identity in zip(pieces, ids, strict=True):
-            if identity == self._processor.unk_id() and piece != self._processor.id_to_piece(identity):
+            if identity == self.unk_id and piece != self._processor.id_to_piece(identity):
                 raise UserError(f"token {piece!r} is not in the vocabulary")
         return ids
 

@@ -1,0 +1,39 @@
+"""What the formats share: the check of what every one of them lacks, and the card that goes with the files."""
+
+from translator.checkpoint import CheckpointConfig
+from translator.config import ModelConfig
+from translator.errors import UserError
+
+CARD = """\
+# {source} to {target}, for {toolkit}
+
+Exported from a checkpoint of Translator: {layers} layers (encoder + decoder), {width} wide, {vocabulary:,} pieces.
+The weights keep the terms of the checkpoint they come from. From this folder:
+
+```python
+{usage}```
+
+Text goes in and comes out through the SentencePiece model, white space of any kind and length as one space. Sources end
+with the end token; a source or target has at most {positions} tokens, end token included.
+"""
+
+
+def check_structure(model: ModelConfig, to: str) -> None:
+    """Raises `UserError` for another self-attention than multi-head, which is all that other toolkits know."""
+    if model.attention != "multihead":
+        raise UserError(f"--to {to}: cannot express attention = {model.attention!r}; it has multihead alone")
+
+
+def load_instructions(config: CheckpointConfig, toolkit: str, usage: str) -> str:
+    """The text of the export's README.md, with `usage` as its Python."""
+    model = config.model
+    return CARD.format(
+        source=config.source_language,
+        target=config.target_language,
+        toolkit=toolkit,
+        layers=f"{model.num_encoder_layers} + {model.num_decoder_layers}",
+        width=model.d_model,
+        vocabulary=model.vocab_size,
+        positions=model.max_positions,
+        usage=usage,
+    )
