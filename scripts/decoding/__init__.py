@@ -1,0 +1,1 @@
+"""The parts of `scripts/bench_decode.py`: systems under test, the process each runs in, sections, the report."""
