@@ -75,7 +75,7 @@ class TranslationModel(nn.Module):
         """
         operations = operations or self.operations()
         length = source.shape[1]
-        self._check_length("source", length)
+        self.check_length("source", length)
         x = operations.embed_source(source, torch.arange(length, device=source.device))
         return self.encoder.run(x, source_key_padding_mask, operations.encoder)
 
@@ -107,10 +107,10 @@ class TranslationModel(nn.Module):
         operations = operations or self.operations()
         T = target.shape[1]
         if isinstance(memory, DecoderCache):
-            self._check_length("target", memory.length + T)
+            self.check_length("target", memory.length + T)
             x = operations.embed_target(target, memory.positions(T))
             return self.decoder.step(x, memory, operations.decoder)
-        self._check_length("target", T)
+        self.check_length("target", T)
         x = operations.embed_target(target, torch.arange(T, device=target.device))
         whole = full_pass(self.decoder.num_heads, x, memory, (None, None, True), (None, memory_key_padding_mask, False))
         return self.decoder.run(x, [whole] * len(self.decoder.layers), operations.decoder)
@@ -128,7 +128,8 @@ class TranslationModel(nn.Module):
         """Vectors `(…, D)` of ids `(…)` with those of their positions added."""
         return self.dropout(self.embedding(ids) * math.sqrt(self.config.d_model) + positions)
 
-    def _check_length(self, side: str, length: int) -> None:
+    def check_length(self, side: str, length: int) -> None:
+        """Raises `ValueError` for a source or target of more tokens than there are positions."""
         if length > self.config.max_positions:
             raise ValueError(f"{side} of {length} tokens is longer than max_positions {self.config.max_positions}")
 

@@ -14,6 +14,7 @@ as row indices. A new container is one file with `@register` and its import here
 from translator.cache.decoder_cache import DecoderCache
 from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
+from translator.cache.fixed import FixedStep
 from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
@@ -30,6 +31,7 @@ __all__ = [
     "DecoderCache",
     "DenseCache",
     "DynamicCache",
+    "FixedStep",
     "KeyValueState",
     "LayerState",
     "LayerStep",

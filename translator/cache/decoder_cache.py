@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from translator.cache.fixed import FixedStep
 from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.source import SourceState
@@ -160,6 +161,38 @@ class DecoderCache:
             for state in self.states:
                 state.rollback(step)
 
+    # -- steps that are recorded once and run again ------------------------------------------------------------------
+
+    def prefix(self, sentences: int, source_length: int | None = None) -> "DecoderCache":
+        """The first sentences of this grid, none of them begun, in the same memory; see `LayerState.prefix`.
+
+        `source_length` source tokens are shown, by default as many as here.
+        """
+        shown = self.sources[0].length if source_length is None else source_length
+        return DecoderCache(
+            [state.prefix(sentences * self.beams) for state in self.states],
+            [source.prefix(sentences, shown) for source in self.sources],
+            self.spec,
+            batch_size=sentences,
+            computed_in=self.computed_in,
+        )
+
+    def begin_fixed(self, positions: Tensor, visible: int, source_mask: Tensor | None) -> FixedStep:
+        """A step of one token that can be recorded: see `FixedStep`. Nothing is committed; `advance` counts it."""
+        visible = min(visible, self.spec.capacity or visible)  # the last block may be shorter; states know
+        step = FixedStep(positions, visible, self.dtype, self.spec.block, source_mask)
+        step.layers = [LayerStep(*parts, step) for parts in zip(self.states, self.sources, strict=True)]
+        return step
+
+    def check_room(self, T: int) -> None:
+        """Raises `CacheFullError` where the longest row has no room for T more tokens."""
+        for state in self.states:
+            state.check_room(self.length + T)
+
+    def advance(self, T: int) -> None:
+        """Counts T tokens in every row that a recorded step has written, in place of `begin` and `commit`."""
+        self._lengths = self._lengths.advanced(T)
+
     # -- the life of a grid ------------------------------------------------------------------------------------------
 
     def expand(self, beams: int) -> None:
@@ -185,16 +218,22 @@ class DecoderCache:
         From the host, an identity costs nothing and indices are checked. Indices on a device stay there, and nothing
         waits for them (but where rows differ in length, which is the host's to know): they are the caller's promise.
         """
+        rows = self.beam_rows(beam)
+        if rows is not None:
+            self._select_rows(rows)
+
+    def beam_rows(self, beam: Tensor) -> Tensor | None:
+        """The row that each row goes on from `(rows,)`, for `reorder` by `beam`; None for an identity on the host."""
         if tuple(beam.shape) != (self.batch_size, self.beams):
             raise ValueError(f"reorder needs (B, K) = ({self.batch_size}, {self.beams}), not {tuple(beam.shape)}")
         beam = beam.to(torch.int64)
         if beam.device.type == "cpu":
             if torch.equal(beam, torch.arange(self.beams).expand_as(beam)):
-                return
+                return None
             if int(beam.min()) < 0 or int(beam.max()) >= self.beams:
                 raise ValueError(f"reorder indices must lie within a sentence, 0 to {self.beams - 1}")
         first = torch.arange(self.batch_size, device=beam.device).unsqueeze(1) * self.beams
-        self._select_rows((first + beam).reshape(-1))
+        return (first + beam).reshape(-1)
 
     def compact(self, keep: Tensor) -> None:
         """Keeps the sentences `keep`, indices `(B',)` or a bool mask `(B,)`, with all their beams."""

@@ -1,6 +1,8 @@
 """What containers share that keep K and V in one dense buffer each."""
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -61,8 +63,9 @@ class DenseCache(KeyValueState):
             if step.slots is None:
                 target.copy_(new)
             else:
-                rows = torch.arange(new.shape[0], device=new.device).unsqueeze(1)
-                buffer.transpose(1, 2)[rows, step.slots] = new.transpose(1, 2).to(buffer.dtype)
+                _, heads, room, width = buffer.shape
+                flat = new.to(buffer.dtype).reshape(-1, width)
+                buffer.view(-1, width).index_copy_(0, step.places(heads, room), flat)
         if start + T > self.clean:
             self.clean = start + T
 
@@ -85,6 +88,12 @@ class DenseCache(KeyValueState):
     def _reserve(self, length: int, block: int = 1) -> int:
         """Makes room for `length` slots in every row; returns how many a view shows."""
         raise NotImplementedError
+
+    def prefix(self, rows: int) -> Self:
+        """See `LayerState.prefix`."""
+        same = copy.copy(self)
+        same.k, same.v = self.k.narrow(0, 0, rows), self.v.narrow(0, 0, rows)
+        return same
 
     def expand(self, beams: int, length: int) -> None:
         """Repeats every row `beams` times, neighbours first."""
@@ -123,9 +132,11 @@ class DenseCache(KeyValueState):
             buffer[:, :, :until].masked_fill_(beyond.to(buffer.device)[:, None, :, None], 0)
 
     def _zero_until(self, slots: int) -> None:
+        if slots <= self.clean:
+            return
         for buffer in (self.k, self.v):
             buffer[:, :, self.clean : slots] = 0
-        self.clean = max(self.clean, slots)
+        self.clean = slots
 
 
 def whole_blocks(length: int, block: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +94,10 @@ class LayerState(ABC):
     def clear(self, lengths: Lengths, until: int) -> None:
         """Forgets each row's tokens from its length up to `until`."""
         raise self.cannot("crop, reset or roll back a step")
+
+    def prefix(self, rows: int) -> Self:
+        """The first `rows` rows, in the same memory: what is written to one is in the other."""
+        raise self.cannot("keep its addresses, which a captured step needs")
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Moves or converts what is held."""

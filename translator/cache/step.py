@@ -43,6 +43,7 @@ class Step:
         "T",
         "__weakref__",
         "_masks",
+        "_places",
         "_positions",
         "block",
         "closed",
@@ -78,6 +79,7 @@ class Step:
         self.closed = False
         self._positions: Tensor | None = None
         self._masks: dict[View, tuple[Tensor | None, bool]] = {}
+        self._places: dict[tuple[int, int], Tensor] = {}
 
     @property
     def positions(self) -> Tensor:
@@ -85,6 +87,16 @@ class Step:
         if self._positions is None:
             self._positions = self.lengths.positions(self.T, self.device)
         return self._positions
+
+    def places(self, heads: int, room: int) -> Tensor:
+        """Where `(rows, heads, T)` vectors go in a buffer `(rows, heads, room)`, both flat; for rows with `slots`."""
+        known = self._places.get((heads, room))
+        if known is None:
+            assert self.slots is not None
+            first = torch.arange(0, self.slots.shape[0] * heads * room, room, device=self.device)  # (rows * heads,)
+            known = (first.view(-1, heads, 1) + self.slots.unsqueeze(1)).reshape(-1)
+            self._places[heads, room] = known
+        return known
 
     def mask(self, view: View) -> tuple[Tensor | None, bool]:
         """`(mask, is_causal)` of what this view shows: None, `(T, visible)` or `(rows, 1, T, visible)`."""

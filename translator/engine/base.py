@@ -131,7 +131,7 @@ class MatrixScores:
             if banned is None or not bool((ids == banned).any()):
                 return values.double() - self.log_z.unsqueeze(1), ids
         spare = 0 if banned is None else banned.shape[1]
-        values, ids = self._matrix.topk(min(k + spare, self.vocab_size), dim=1)  # (rows, k + n)
+        values, ids = self._best(min(k + spare, self.vocab_size))  # (rows, k + n)
         values = values.double() - self.log_z.unsqueeze(1)
         if banned is not None:
             hidden = (ids.unsqueeze(2) == banned.unsqueeze(1)).any(dim=2)  # (rows, k + n)
@@ -147,6 +147,10 @@ class MatrixScores:
     def logits(self) -> Tensor:
         """`(rows, V)`."""
         return self._matrix
+
+    def _best(self, n: int) -> tuple[Tensor, Tensor]:
+        """The n largest logits of each row `(rows, n)`, descending, and their ids."""
+        return self._matrix.topk(n, dim=1)
 
 
 def _wide(values: Tensor) -> Tensor:
