@@ -118,7 +118,7 @@ def given_tokens(engine: Engine, model: TranslationModel, steps: int) -> list[to
     found = []
     for t in range(steps):
         tokens = torch.randint(4, engine.vocab_size, (decoding.batch_size * 3,), generator=random)
-        found.append(decoding.step(tokens).logits().cpu())
+        found.append(decoding.step(tokens).logits().to("cpu", copy=True))  # they hold until the next step
         if t == steps // 2:
             decoding.compact(torch.tensor([4, 0, 3]))
             newcomer = engine.start(engine.encode(ids[:1], hidden[:1]), hidden[:1], CacheSpec(beams=3))
@@ -153,7 +153,7 @@ def bytes_moved(setup: Setup, found: Found) -> None:
             ids, hidden = sources(model, batch, setup.size(12, 40))
             for dtype in ("float32", "bfloat16"):
                 engine = GraphEngine(model, TYPES[dtype])
-                passes = [greedy_times(engine, ids, hidden, many + 8, many + 8) for _ in range(4)][1:]
+                passes = [greedy_times(engine, ids, hidden, many + 8, many + 8) for _ in range(setup.size(2, 4))][1:]
                 times = [statistics.median(step) for step in zip(*passes, strict=True)]
                 here = found.setdefault(f"{size}, {batch} sentences, {dtype}", {"copy_gb_s": reached})
                 moved = {}
@@ -305,6 +305,8 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("gpu_checks: this machine has no CUDA device; --device cpu --small shows that the checks run")
         return 2
+    if options.small:
+        torch.set_num_threads(1)
     setup = Setup(device, options.small, models(options.small, device))
     report: Found = {"machine": machine_facts(device), "small": options.small, "sections": {}}
     report["machine"]["cuda"] = torch.version.cuda
