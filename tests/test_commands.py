@@ -213,6 +213,25 @@ def test_every_kind_of_cache_and_size_of_batch_translates_the_same(run: Run, exp
     assert run("translate", *MODEL, "--cache", kind, "--batch-tokens", 40, stdin=TEXT) == (0, expected, "")
 
 
+def test_any_number_of_workers_writes_the_same(run: Run, tmp_path: Path) -> None:
+    """Lines that are blank, equal, longer than the model takes, of many sentences, without an end."""
+    lines = ["", "Yes.", " ".join(ENGLISH), "word " * 900, *ENGLISH, "Yes.", "\u3000", *ENGLISH[:3], "1. Yes. 2. No."]
+    (tmp_path / "in").write_text("\n".join(lines * 3))
+    options = ("--input", "in", "--batch-tokens", 300, "--threads", 1)
+    status, one, warned = run("translate", *MODEL, *options, "--workers", 1)
+    assert status == 0 and one.count("\n") == 3 * len(lines) and warned.count("\n") == 3
+    assert run("translate", *MODEL, *options, "--workers", 3, "--output", "out") == (0, "", warned)
+    assert (tmp_path / "out").read_text() == one
+
+
+def test_what_a_run_took_is_told_when_asked_for(run: Run) -> None:
+    status, _, err = run("translate", *MODEL, "--stats", stdin="Yes.\nNo. Yes.\n\nYes.\n")
+    assert status == 0 and err.count("\n") == 1
+    assert err.startswith("translator: 4 lines, 4 sentences, 2 different, ")
+    assert re.search(r" [\d,]+ lines and [\d,]+ target tokens a second; peak memory [\d,]+ MiB\n$", err)
+    assert "nothing" in run("translate", *MODEL, "--stats", stdin="")[2]
+
+
 def test_an_unknown_kind_of_cache_is_answered_with_those_known(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("x\n")
     for words in (("translate", "x"), ("evaluate", "--input", "in", "--reference", "in")):
@@ -323,7 +342,9 @@ def test_long_commands_report_progress(
     status, _, err = run(*words, *(("--batch-tokens", 30) if words[0] != "profile" else ()))
     assert status == 0
     assert re.search(
-        r"^translator: (translating, lines: 3|scoring: 3 of 3|timing, passes: 2 of 2)", err, flags=re.MULTILINE
+        r"^translator: (translating, lines: 3(, .* a second)?|scoring: 3 of 3|timing, passes: 2 of 2)",
+        err,
+        flags=re.MULTILINE,
     )
 
 

@@ -146,6 +146,7 @@ def test_a_value_of_ten_megabytes_is_shortened(
     ("command", "option", "value"),
     [
         ("translate", "--threads", 1_000_000),
+        ("translate", "--workers", 1_000_000),
         ("translate", "--beam-size", 100_000_000),
         ("translate", "--n-best", 100_000_000),
         ("translate", "--n-best", "9" * 5000),
@@ -215,6 +216,33 @@ def test_a_signal_leaves_the_old_file_and_nothing_else(
     assert process.stderr and process.stderr.read() == b""
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, "reader"])
+def test_workers_in_the_middle_of_many_batches_stop_at_once(checkpoint: Path, end: "signal.Signals | str") -> None:
+    options = ["--workers=3", "--batch-tokens=200", "--beam-size=1", "--set=max_length_factor=10"]
+    with subprocess.Popen(
+        [*PROGRAM, "translate", "--checkpoint", str(checkpoint), *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"a\n")
+        process.stdin.flush()
+        assert process.stdout.readline().endswith(b"\n")
+        process.stdin.write(b"".join(b"%d so many words to be decoded " % number * 3 + b"\n" for number in range(900)))
+        process.stdin.flush()
+        time.sleep(1)
+        if end == "reader":
+            process.stdout.close()
+            process.stdin.close()
+        else:
+            process.send_signal(end)
+        start = time.monotonic()
+        assert process.wait(60) == (141 if end == "reader" else 128 + end)
+        assert end == "reader" or time.monotonic() - start < 5
+        assert process.stderr.read() == b""
 
 
 def test_a_signal_that_was_ignored_still_is() -> None:

@@ -5,25 +5,28 @@ One rule everywhere: `-` is standard input where something is read, and standard
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from translator.errors import UserError
-from translator.streams import windows
+from translator.streams import Windows, windows
 from translator.tables import fitted, natural_width
 from translator.textio import atomic_write_bytes, atomic_writer, check_writable, iter_lines, read_lines
 
 PROGRESS_EVERY = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
 
-Advance = Callable[[int, int | None], None]
-"""Called with how much is done and how much there is in all, None when unknown."""
+
+class Advance(Protocol):
+    """Called with how much is done, how much there is in all (None when unknown), and what else there is to say."""
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 def is_standard_stream(path: Path | None) -> bool:
@@ -60,22 +63,23 @@ def input_lines(path: Path) -> list[str]:
     return list(iter_lines(sys.stdin.buffer, "stdin")) if is_standard_stream(path) else read_lines(path)
 
 
-def input_windows(text: list[str] | None, path: Path | None, most: int) -> Iterator[list[str]]:
+@contextmanager
+def input_windows(text: list[str] | None, path: Path | None, most: int) -> Iterator[Windows]:
     """Lines to work on, at most `most` at a time: `text` itself, the file `path`, or standard input.
 
     Raises `UserError` when the file can't be read.
     """
     if text and text != ["-"]:
-        yield text
+        yield Windows(iter([text]))
     elif path is None or is_standard_stream(path):
-        yield from windows(sys.stdin.buffer, "stdin", most)
+        yield windows(sys.stdin.buffer, "stdin", most)
     else:
         try:
             stream = path.open("rb")
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
         with stream:
-            yield from windows(stream, str(path), most)
+            yield windows(stream, str(path), most)
 
 
 @contextmanager
@@ -106,31 +110,38 @@ def progress_bar(what: str, shown: bool = True) -> Iterator[Advance]:
     """`advance(done, total)`, which moves a bar on a terminal's stderr, or elsewhere writes a line now and then."""
     console = Console(stderr=True)
     if not shown:
-        yield lambda done, total: None
+        yield lambda done, total, note="": None
     elif not console.is_terminal:
         yield _progress_lines(what)
     else:
         columns = (TextColumn("{task.description} {task.fields[count]}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None, count="")
-            yield lambda done, total: bar.update(task, completed=done, total=total, count=_count(done, total))
+            yield lambda done, total, note="": bar.update(
+                task, completed=done, total=total, count=_count(done, total, note)
+            )
 
 
 def _progress_lines(what: str) -> Advance:
     start = last = time.monotonic()
 
-    def advance(done: int, total: int | None) -> None:
+    def advance(done: int, total: int | None, note: str = "") -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= PROGRESS_EVERY:
             last = now
-            print(f"translator: {what}: {_count(done, total)} after {now - start:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"translator: {what}: {_count(done, total, note)} after {now - start:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return advance
 
 
-def _count(done: int, total: int | None) -> str:
-    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+def _count(done: int, total: int | None, note: str) -> str:
+    count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    return f"{count}, {note}" if note else count
 
 
 def show(table: Table, notes: list[str], *, aside: bool = False) -> None:

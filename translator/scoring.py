@@ -8,7 +8,7 @@ from pydantic import BaseModel, StrictStr, ValidationError
 from translator.console import input_lines, stream_name
 from translator.errors import UserError
 from translator.pipeline import Translator
-from translator.pipeline.batching import Progress
+from translator.pipeline.translator import Progress
 
 Score = tuple[float, int]
 

@@ -2,7 +2,7 @@
 
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from os import dup, fdopen, fstat
 from typing import BinaryIO
 
@@ -12,16 +12,26 @@ from translator.textio import iter_lines
 MOST_CHARACTERS = 1 << 20  # a window ends with the line that reaches it, so that long lines don't fill the memory
 
 
-def windows(stream: BinaryIO, name: str, most: int) -> Iterator[list[str]]:
+class Windows(Iterator[list[str]]):
+    """Windows of lines; `ready()` says whether the next one, or their end, can be had without waiting."""
+
+    def __init__(self, windows: Iterator[list[str]], ready: Callable[[], bool] = lambda: True) -> None:
+        self._windows = windows
+        self.ready = ready
+
+    def __next__(self) -> list[str]:
+        return next(self._windows)
+
+
+def windows(stream: BinaryIO, name: str, most: int) -> Windows:
     """The lines of `stream`, at most `most` or about `MOST_CHARACTERS` at a time and never an empty list.
 
     From a pipe or a terminal, of which nothing was read before, a window holds what has arrived: the first line doesn't
     wait for the last. Raises `UserError` as `iter_lines` does, after the lines before the bad one were given.
     """
     if _is_file(stream):
-        yield from _full_windows(iter_lines(stream, name), most)
-    else:
-        yield from _arriving(iter_lines(_own(stream), name), most)
+        return Windows(_full_windows(iter_lines(stream, name), most))
+    return _arriving(iter_lines(_own(stream), name), most)
 
 
 def _is_file(stream: BinaryIO) -> bool:
@@ -57,7 +67,7 @@ def _full_windows(lines: Iterator[str], most: int) -> Iterator[list[str]]:
         yield window
 
 
-def _arriving(lines: Iterator[str], most: int) -> Iterator[list[str]]:
+def _arriving(lines: Iterator[str], most: int) -> Windows:
     waiting = _Waiting(most)
 
     def read() -> None:
@@ -68,11 +78,14 @@ def _arriving(lines: Iterator[str], most: int) -> Iterator[list[str]]:
         except Exception as error:
             waiting.end(error)
 
+    def arrived() -> Iterator[list[str]]:
+        while window := waiting.take():
+            yield window
+        if waiting.error is not None:
+            raise waiting.error
+
     threading.Thread(target=read, daemon=True).start()
-    while window := waiting.take():
-        yield window
-    if waiting.error is not None:
-        raise waiting.error
+    return Windows(arrived(), waiting.ready)
 
 
 class _Waiting:
@@ -99,6 +112,11 @@ class _Waiting:
         with self._changed:
             self.error, self._ended = error, True
             self._changed.notify_all()
+
+    def ready(self) -> bool:
+        """Whether `take` has something to give, or nothing comes any more."""
+        with self._changed:
+            return bool(self._lines) or self._ended
 
     def take(self) -> list[str]:
         """All lines that are there; waits for the first, and gives none only after the end."""

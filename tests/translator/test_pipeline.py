@@ -20,7 +20,8 @@ from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.pipeline import Candidate, Translator
 from translator.pipeline.batching import batches
-from translator.pipeline.decoding import PieceDecoder
+from translator.pipeline.decoding import TaskDecoder
+from translator.pipeline.text import Task
 from translator.search import Hypothesis
 from translator.search.sampling import Draws, draw_seed, drawn
 
@@ -353,7 +354,7 @@ def spelling(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[
         rows_seen.append(rows)
         return lambda sources, slots: Unmoved(list(steps), len(sources), rows)
 
-    monkeypatch.setattr(PieceDecoder, "_start", start)
+    monkeypatch.setattr(TaskDecoder, "_start", start)
     return rows_seen
 
 
@@ -377,12 +378,12 @@ def test_alternatives_from_a_wider_search_stay_below_the_best(monkeypatch):
     def ids(*pieces: str) -> list[int]:
         return tiny_tokenizer().ids([*pieces, "</s>"])
 
-    def search(stepper: object, sentences: object, config: DecodeConfig) -> list[list[Hypothesis]]:
+    def search(decoder: object, tasks: list[Task], config: DecodeConfig, stopped: object) -> None:
         narrow = [Hypothesis(ids("o"), -1.0, -1.0, True), Hypothesis(ids("<0x6F>"), -2.0, -2.0, True)]
         wide = [Hypothesis(ids("狗"), -0.5, -0.5, True), *narrow, Hypothesis(ids("猫"), -3.0, -3.0, True)]
-        return [narrow if config.beam_size == 2 else wide]
+        tasks[0].found = narrow if config.beam_size == 2 else wide
 
-    monkeypatch.setattr("translator.pipeline.decoding.search", search)
+    monkeypatch.setattr(TaskDecoder, "_search", search)
     (found,) = tiny_translator().candidates(["Yes."], DecodeConfig(beam_size=2, n_best=2))
     assert [candidate.text for candidate in found] == ["o", "猫"]
 

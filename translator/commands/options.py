@@ -30,7 +30,13 @@ OutputOption = Annotated[
     Path | None, typer.Option("--output", help="File to write, whole or not at all; - is standard output.")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="CPU threads; by default PyTorch's.")
+    int | None, typer.Option("--threads", min=1, max=MOST_THREADS, help="CPU threads in all; by default PyTorch's.")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, max=MOST_THREADS, help="Batches at once, which share the threads; by default one a thread."
+    ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 BeamOption = Annotated[
@@ -58,12 +64,13 @@ def load_translator(
     threads: int | None,
     batch_tokens: int | None = None,
     cache: str | None = None,
+    workers: int | None = None,
 ) -> "Translator":
     """The checkpoints in these folders, or the shipped one, ready to translate; raises `UserError`."""
     from translator.pipeline import Translator
 
     set_threads(threads)
-    options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache}
+    options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache, "workers": workers}
     given = {name: value for name, value in options.items() if value is not None}
     return Translator.from_checkpoint(*checkpoints or (), device=device, **given)
 

@@ -1,6 +1,10 @@
 """`translator translate`: text, files and pipes."""
 
+import sys
+import time
+from contextlib import closing
 from enum import StrEnum
+from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,15 +20,17 @@ from translator.commands.options import (
     OutputOption,
     SetOption,
     ThreadsOption,
+    WorkersOption,
     decode_config,
     load_translator,
 )
-from translator.console import check_outputs, input_windows, is_standard_stream, output_file, progress_bar
+from translator.console import Advance, check_outputs, input_windows, is_standard_stream, output_file, progress_bar
 from translator.errors import UserError
 from translator.textio import json_text
 
 if TYPE_CHECKING:
     from translator.pipeline import Candidate
+    from translator.pipeline.bulk import Report, Totals
 
 EXAMPLES = (
     "translator translate 'How are you?'",
@@ -59,7 +65,9 @@ def run(
     set_: SetOption = None,
     cache: CacheOption = None,
     batch_tokens: BatchOption = None,
+    workers: WorkersOption = None,
     threads: ThreadsOption = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error what it took.")] = False,
     device: DeviceOption = "cpu",
 ) -> None:
     """Translate text, a file or a pipe: N lines in, N lines out, in order.
@@ -74,25 +82,61 @@ def run(
     if text and input:
         raise UserError("--input: give text as arguments or a file, not both")
     check_outputs(output=output)
-    translator = load_translator(checkpoint, device, threads, batch_tokens, cache)
+    translator = load_translator(checkpoint, device, threads, batch_tokens, cache, workers)
     config = decode_config(translator, beam_size, n_best, sample, set_ or [])
     to_file = output is not None and not is_standard_stream(output)
-    done = 0
+    pace, done = Pace(), 0
     # A bar would run into translations on the same terminal; with a file there is nothing else to look at.
-    with output_file(output) as out, progress_bar("translating, lines", shown=to_file) as advance:
-        for lines in input_windows(text, input, WINDOW):
-            found = translator.candidates(
-                lines,
-                config,
-                prefixes=[prefix] * len(lines) if prefix else None,
-                split=split,
-                first_line=done + 1,
-                progress=lambda now, _, before=done: advance(before + now, None),  # type: ignore[misc]
+    with (
+        output_file(output) as out,
+        progress_bar("translating, lines", shown=to_file) as advance,
+        input_windows(text, input, WINDOW) as windows,
+        closing(
+            translator.windows(
+                windows, config, prefix=prefix, split=split, report=pace.report(advance), ready=windows.ready
             )
+        ) as translated,
+    ):
+        for lines, found in translated:
             for number, (line, candidates) in enumerate(zip(lines, found, strict=True), done + 1):
                 out.write((candidates[0].text if format is Format.text else _json(number, line, candidates)) + "\n")
             out.flush()
             done += len(lines)
+    if stats:
+        print(f"translator: {pace.summary()}", file=sys.stderr)
+
+
+class Pace:
+    """How fast a run goes, from now on."""
+
+    def __init__(self) -> None:
+        self._start, self._cpu = time.monotonic(), time.process_time()
+        self._totals: Totals | None = None
+
+    def report(self, advance: Advance) -> "Report":
+        """What to call with a run's totals, so that `advance` shows them."""
+
+        def report(totals: "Totals") -> None:
+            self._totals = totals
+            advance(totals.lines, None, self._rates(totals, time.monotonic() - self._start))
+
+        return report
+
+    def summary(self) -> str:
+        """A line on the whole run."""
+        seconds, cpu = time.monotonic() - self._start, time.process_time() - self._cpu
+        most = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if (totals := self._totals) is None:
+            return "nothing to translate"
+        return (
+            f"{totals.lines:,} lines, {totals.sentences:,} sentences, {totals.searched:,} different, "
+            f"{totals.tokens:,} target tokens; {seconds:.1f} s, {cpu:.1f} CPU s, {self._rates(totals, seconds)}; "
+            f"peak memory {most / 2**20:,.0f} MiB"
+        )
+
+    @staticmethod
+    def _rates(totals: "Totals", seconds: float) -> str:
+        return f"{totals.lines / seconds:,.0f} lines and {totals.tokens / seconds:,.0f} target tokens a second"
 
 
 def _json(number: int, source: str, candidates: "list[Candidate]") -> str:

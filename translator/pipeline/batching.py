@@ -1,12 +1,6 @@
-"""Sentences of like length side by side, and how far they have come."""
+"""Sentences of like length side by side."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-
-from translator.pipeline.text import Piece
-
-Progress = Callable[[int, int], None]
-"""Called with lines done and lines in all."""
+from collections.abc import Iterator, Sequence
 
 
 def batches(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -20,18 +14,3 @@ def batches(widths: Sequence[int], budget: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
-
-def line_counter(by_line: Sequence[Sequence[Piece]], progress: Progress) -> Callable[[Sequence[Piece]], None]:
-    """What to call with the pieces of each finished batch, so that `progress` hears how many lines are done."""
-    left = Counter(piece.line for pieces in by_line for piece in pieces)
-    done = len(by_line) - len(left)
-
-    def count(finished: Sequence[Piece]) -> None:
-        nonlocal done
-        for piece in finished:
-            left[piece.line] -= 1
-            done += not left[piece.line]
-        progress(done, len(by_line))
-
-    return count

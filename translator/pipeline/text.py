@@ -1,4 +1,4 @@
-"""Lines to sentences the model can take, and its tokens back to lines."""
+"""Lines to sentences the model can take, what is to be decoded for them, and tokens back to lines."""
 
 import dataclasses
 
@@ -7,17 +7,26 @@ from translator.search import Hypothesis
 from translator.tokenizer import Tokenizer
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class Task:
+    """What to search for: a source's ids, the target ids that are forced, and what the search `found`, best first.
+
+    `key` is the line and the place in it where it stands first: messages name the line, samples are drawn by both.
+    """
+
+    ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+    key: tuple[int, int]
+    found: list[Hypothesis] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """One sentence of one line: `place` 0 is the line's first; `marker` goes before its translation as it is."""
+    """One sentence of a line. `marker` goes before its translation as it is; equal sentences may share a task."""
 
-    line: int
-    place: int
     marker: str
     text: str
-    ids: list[int]
-    prefix: list[int]
-    found: list[Hypothesis] = dataclasses.field(default_factory=list)
+    task: Task
 
 
 def fitted(tokenizer: Tokenizer, sentence: str, limit: int) -> tuple[str, list[int], int]:

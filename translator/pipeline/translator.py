@@ -2,7 +2,8 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,21 @@ from translator.engine.eager import EagerEngine
 from translator.engine.ensemble import EnsembleEngine
 from translator.errors import UserError
 from translator.padding import pad, padding
-from translator.pipeline.batching import Progress, batches, line_counter
-from translator.pipeline.decoding import PieceDecoder
+from translator.pipeline.batching import batches
+from translator.pipeline.bulk import Bulk, Report, Totals
+from translator.pipeline.decoding import TaskDecoder
 from translator.pipeline.sentences import join_sentences, marker_text, sentence_gap, split_marker, split_sentences
-from translator.pipeline.text import Piece, check_text, fitted, one_line
+from translator.pipeline.text import Piece, Task, check_text, fitted, one_line
+from translator.pipeline.workers import Workers, layout
 from translator.search import Hypothesis, check_finite, policy_of
 
 log = logging.getLogger("translator")
 
 BATCH_TOKENS = 8192
 DEFAULT_CACHE = "dynamic"
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is in all."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,7 +56,8 @@ class Translator:
 
     One serves several threads at once: nothing in it changes by translating.
 
-    `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `cache` is the container's kind;
+    `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `workers` batches are decoded at
+    once and share PyTorch's CPU threads (by default see `pipeline.workers.layout`). `cache` is the container's kind;
     `engine` runs the models, by default plain PyTorch. Raises `UserError` for an unknown kind, and for checkpoints of
     other languages or tokens than the first's. Lines, sources, targets and prefixes are lists of texts everywhere: a
     single string in their place is a `TypeError`.
@@ -63,6 +70,7 @@ class Translator:
         engine: Engine | None = None,
         batch_tokens: int = BATCH_TOKENS,
         cache: str = DEFAULT_CACHE,
+        workers: int | None = None,
     ) -> None:
         if cache not in CACHE_KINDS:
             raise UserError(f"unknown cache kind {cache!r}; known: {', '.join(sorted(CACHE_KINDS))}")
@@ -73,7 +81,8 @@ class Translator:
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
-        self._decoder = PieceDecoder(self.engine, self.tokenizer, batch_tokens, cache)
+        self.workers = workers
+        self._decoder = TaskDecoder(self.engine, self.tokenizer, batch_tokens, cache)
 
     @classmethod
     def from_checkpoint(
@@ -82,6 +91,7 @@ class Translator:
         device: str = "cpu",
         batch_tokens: int = BATCH_TOKENS,
         cache: str = DEFAULT_CACHE,
+        workers: int | None = None,
     ) -> "Translator":
         """The checkpoint in folder `path`, by default the shipped model; several decode together as an ensemble.
 
@@ -90,7 +100,7 @@ class Translator:
         folders = [Path(path) if path else DEFAULT_CHECKPOINT for path in paths or (None,)]
         checkpoints = [read_checkpoint(folder, usable_device(device)) for folder in folders]
         check_ensemble(checkpoints, folders)
-        return cls(*checkpoints, batch_tokens=batch_tokens, cache=cache)
+        return cls(*checkpoints, batch_tokens=batch_tokens, cache=cache, workers=workers)
 
     def translate(
         self,
@@ -131,19 +141,42 @@ class Translator:
         than the model's positions is cut, with a warning that names its line, counted from `first_line`.
         `progress(done, total)` counts lines. Raises `UserError` for settings this model can't meet.
         """
-        config = self.decode_config(config, **settings)
         lines = text_list(lines, "lines")
         if prefixes is not None:
             prefixes = text_list(prefixes, "prefixes")
             if len(prefixes) != len(lines):
                 raise UserError(f"{len(lines)} lines need as many target prefixes, not {len(prefixes)}")
-        by_line = [
-            self._pieces(index, line, prefixes[index] if prefixes else "", split, first_line)
-            for index, line in enumerate(lines)
-        ]
-        decoded = line_counter(by_line, progress) if progress else None
-        self._decoder.decode([piece for pieces in by_line for piece in pieces], config, first_line, decoded)
-        return [self._joined(pieces, config.n_best) for pieces in by_line]
+
+        def report(totals: Totals) -> None:
+            if progress:
+                progress(totals.lines, len(lines))
+
+        windows = [list(zip(lines, prefixes or [""] * len(lines), strict=True))]
+        ((_, found),) = self._in_windows(windows, self.decode_config(config, **settings), split, first_line, report)
+        return found
+
+    def windows(
+        self,
+        windows: Iterable[Sequence[str]],
+        config: DecodeConfig | None = None,
+        *,
+        prefix: str = "",
+        split: bool = True,
+        first_line: int = 1,
+        report: Report | None = None,
+        ready: Callable[[], bool] = lambda: True,
+        **settings: Any,
+    ) -> Generator[tuple[list[str], list[list[Candidate]]], None, None]:
+        """Each window of lines and their `candidates`, in order: a file of any length in the memory of a few windows.
+
+        The next windows are read, cut into sentences and decoded while one is waited for, unless `ready()` says that
+        reading would wait: then what has been read comes first. Sentences met before are not searched for again, but
+        for samples. `prefix` begins every translation; `report` hears of each batch. Close what this returns to stop
+        early: its threads end then, or when it is exhausted.
+        """
+        config = self.decode_config(config, **settings)
+        pairs = ([(line, prefix) for line in text_list(lines, "lines")] for lines in windows)
+        yield from self._in_windows(pairs, config, split, first_line, report, ready)
 
     def stream(self, text: str, config: DecodeConfig | None = None, **settings: Any) -> Iterator[str]:
         """Yields the translation of `text` as it comes: token by token when greedy, else sentence by sentence.
@@ -153,11 +186,11 @@ class Translator:
         config = self.decode_config(config, **settings)
         (text,) = text_list([text], "text")
         language, started = self.config.target_language, False
-        for piece in self._pieces(0, text, "", True, 1):
+        for piece in self._pieces(1, text, "", True):
             before = marker_text(piece.marker, language)
             if started:
                 before = sentence_gap(language) + before
-            for part in self._decoder.stream(piece, config):
+            for part in self._decoder.stream(piece.task, config):
                 if part:
                     yield before + part
                     before, started = "", True
@@ -212,17 +245,39 @@ class Translator:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _pieces(self, index: int, line: str, prefix: str, split: bool, first_line: int) -> list[Piece]:
-        check_text(first_line + index, line, prefix)
+    def _in_windows(
+        self,
+        windows: Iterable[Sequence[tuple[str, str]]],
+        config: DecodeConfig,
+        split: bool,
+        first_line: int,
+        report: Report | None,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> Generator[tuple[list[str], list[list[Candidate]]], None, None]:
+        """What `windows` gives, of lines with the beginnings of their translations."""
+        texts: deque[list[str]] = deque()
+
+        def cut() -> Iterator[list[list[Piece]]]:
+            number = first_line
+            for window in windows:
+                texts.append([line for line, _ in window])
+                yield [self._pieces(number + i, line, prefix, split) for i, (line, prefix) in enumerate(window)]
+                number += len(window)
+
+        with Workers(*layout(self.workers, torch.get_num_threads(), self.engine.device)) as workers:
+            for by_line in Bulk(self._decoder, config, report).run(cut(), workers, ready):
+                yield texts.popleft(), [self._joined(pieces, config.n_best) for pieces in by_line]
+
+    def _pieces(self, number: int, line: str, prefix: str, split: bool) -> list[Piece]:
+        check_text(number, line, prefix)
         limit = self.engine.max_positions
         pieces = []
         for place, (marker, sentence) in enumerate(self._marked_sentences(line, prefix, split)):
             kept, ids, whole = fitted(self.tokenizer, sentence, limit)
             if whole > limit:
-                log.warning(
-                    "line %d: a sentence of %d tokens was cut to the model's %d", first_line + index, whole, limit
-                )
-            pieces.append(Piece(index, place, marker, kept, ids, self.tokenizer.encode(prefix) if place == 0 else []))
+                log.warning("line %d: a sentence of %d tokens was cut to the model's %d", number, whole, limit)
+            forced = self.tokenizer.encode(prefix) if prefix and place == 0 else []
+            pieces.append(Piece(marker, kept, Task(tuple(ids), tuple(forced), (number, place))))
         return pieces
 
     def _marked_sentences(self, line: str, prefix: str, split: bool) -> list[tuple[str, str]]:
@@ -240,9 +295,9 @@ class Translator:
         if not pieces:
             return [Candidate("", 0.0, 0.0, [], [])]
         by_text: dict[str, Candidate] = {}
-        for rank in range(min(most, max(len(piece.found) for piece in pieces))):
+        for rank in range(min(most, max(len(piece.task.found) for piece in pieces))):
             # A sentence with fewer hypotheses than another stays at its last.
-            chosen = [piece.found[min(rank, len(piece.found) - 1)] for piece in pieces]
+            chosen = [piece.task.found[min(rank, len(piece.task.found) - 1)] for piece in pieces]
             text = self._line_text(pieces, chosen)
             by_text.setdefault(
                 text,
