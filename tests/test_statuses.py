@@ -220,7 +220,7 @@ def test_a_signal_leaves_the_old_file_and_nothing_else(
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, "reader"])
 def test_workers_in_the_middle_of_many_batches_stop_at_once(checkpoint: Path, end: "signal.Signals | str") -> None:
-    options = ["--workers=3", "--batch-tokens=200", "--beam-size=1", "--set=max_length_factor=10"]
+    options = ["--workers=3", "--batch-tokens=200", "--beam-size=1", "--set=max_length_factor=4"]
     with subprocess.Popen(
         [*PROGRAM, "translate", "--checkpoint", str(checkpoint), *options],
         stdin=subprocess.PIPE,
@@ -231,7 +231,7 @@ def test_workers_in_the_middle_of_many_batches_stop_at_once(checkpoint: Path, en
         process.stdin.write(b"a\n")
         process.stdin.flush()
         assert process.stdout.readline().endswith(b"\n")
-        process.stdin.write(b"".join(b"%d so many words to be decoded " % number * 3 + b"\n" for number in range(900)))
+        process.stdin.write(b"".join(b"%d so many words to be decoded " % number * 3 + b"\n" for number in range(400)))
         process.stdin.flush()
         time.sleep(1)
         if end == "reader":
