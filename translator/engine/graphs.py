@@ -26,12 +26,12 @@ def as_it_is(device: torch.device) -> Recorder:
 
 def cuda_graphs(device: torch.device) -> Recorder:
     """Records CUDA graphs, all in one pool of memory: of one arena, only one runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
+    pool, aside = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def record(work: Work) -> Work:
         with torch.cuda.device(device):
             # Once on a stream of its own: what libraries set up at a first call must not be recorded.
-            aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
+            here = torch.cuda.current_stream()
             aside.wait_stream(here)
             with torch.cuda.stream(aside):
                 work()
@@ -63,6 +63,7 @@ class GraphEngine:
         recorder: Callable[[torch.device], Recorder] | None = None,
     ) -> None:
         """`recorder` is `cuda_graphs` on a CUDA device, elsewhere `as_it_is`: the same steps, run anew each time."""
+        self._made_from = weakref.ref(model), _versions(model)
         self.model = copy.deepcopy(model).to(dtype=dtype).eval().requires_grad_(False)
         self.operations = self.model.operations()
         self.block = block
@@ -87,7 +88,10 @@ class GraphEngine:
 
     @torch.no_grad()
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Memory `(B, S, D)` of ids `(B, S)`."""
+        """Memory `(B, S, D)` of ids `(B, S)`. Raises `RuntimeError` when the model was trained on meanwhile."""
+        model, versions = self._made_from[0](), self._made_from[1]
+        if model is not None and _versions(model) != versions:
+            raise RuntimeError("the model's weights have changed since they were copied: make a new engine of it")
         return self.model.encode(source, key_padding_mask, self.operations)
 
     @torch.no_grad()
@@ -197,3 +201,7 @@ class GraphScores(MatrixScores):
         if n > arena.best.shape[1]:
             return super()._best(n)
         return arena.best[:rows, :n], arena.best_ids[:rows, :n]
+
+
+def _versions(model: TranslationModel) -> list[tuple[int, int]]:
+    return [(id(parameter), parameter._version) for parameter in model.parameters()]

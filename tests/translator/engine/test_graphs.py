@@ -317,6 +317,18 @@ def test_half_weights_are_a_copy_and_give_what_a_converted_model_gives(dtype, to
         torch.testing.assert_close(found.logits(), expected.logits().float(), rtol=0, atol=tolerance)
 
 
+def test_a_model_trained_on_since_is_noticed():
+    model = copy.deepcopy(tiny_model64())
+    engine, ids = GraphEngine(model), torch.full((1, 3), 5)
+    before = engine.encode(ids)
+    model.decoder.layers[0].linear1.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="weights have changed since they were copied"):
+        engine.encode(ids)
+    del model
+    gc.collect()
+    assert torch.equal(engine.encode(ids), before)
+
+
 def test_decodings_of_several_threads_have_memory_of_their_own():
     model = tiny_model64()
     engine = GraphEngine(model, block=BLOCK)
