@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from translator.cache import CacheSpec, DecoderCache, KeyValueState, Lengths, View
+from translator.cache import CacheSpec, DecoderCache, DenseCache, Lengths, View
 from translator.cache.dense import whole_blocks
 from translator.engine.base import MatrixScores
 from translator.model import TranslationModel
@@ -71,7 +71,7 @@ class Arena:
         self.cache = model.start(weight.new_zeros(1, 1, model.config.d_model), None, spec)
         self.cache.prefix(1)
         for state in self.cache.states:  # zeroed once: what a view shows beyond a row's length must not be NaN
-            assert isinstance(state, KeyValueState)
+            assert isinstance(state, DenseCache)
             state.shown(View(whole_blocks(room.capacity, room.block)))
         with torch.inference_mode(False):
             self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -169,8 +169,12 @@ class Arena:
         positions.add_(1)
 
     def _select(self, sentences: int, visible: int, _: int) -> None:
-        for state in self.cache.prefix(sentences).states:
-            state.select(self.parents[: sentences * self.room.beams], visible)
+        rows = sentences * self.room.beams
+        for state in self.cache.states:
+            assert isinstance(state, DenseCache)
+            for buffer in (state.k, state.v):  # all rows: which of them move must not be asked
+                shown = buffer[:rows, :, :visible]
+                shown.copy_(shown.index_select(0, self.parents[:rows]))
 
 
 def power_of_two(count: int) -> int:
