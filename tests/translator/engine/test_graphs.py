@@ -171,6 +171,25 @@ def test_nothing_changes_from_step_to_step_of_a_bucket_but_what_tensors_hold():
     assert repeated > 15
 
 
+def test_a_step_makes_nothing_on_the_host(monkeypatch):
+    """On a device that only knows shapes, and refuses tensors of another."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which knows no such device
+    with pytest.raises(RuntimeError, match="expected device meta"):
+        torch.zeros(1, device="meta") + torch.zeros(1)
+    engine = GraphEngine(copy.deepcopy(tiny_model()).to("meta"), torch.bfloat16, block=BLOCK, recorder=as_it_is)
+    ids = torch.zeros(3, 7, dtype=torch.int64, device="meta")
+    decoding = engine.start(engine.encode(ids), None, CacheSpec(beams=2))
+    banned = torch.zeros(6, 2, dtype=torch.int64, device="meta")
+    for _ in range(2 * BLOCK):
+        values, tokens = decoding.step(torch.zeros(6, dtype=torch.int64)).top(3, banned)
+    assert (values.device, tokens.device) == (engine.device, engine.device)
+    decoding.reorder(torch.tensor([[1, 0]] * 3))
+    decoding.compact(torch.tensor([2, 0]))
+    decoding.admit([1], engine.start(engine.encode(ids[:1, :4]), None, CacheSpec(beams=2)))
+    scores = decoding.step(tokens[:4, 0])
+    assert scores.at(banned[:4]).device == scores.log_z.device == engine.device
+
+
 def test_tensors_stay_where_they_are_and_recordings_serve_the_next_sentences():
     model = tiny_model64()
     engine = GraphEngine(model, block=BLOCK, recorder=recorded)
