@@ -21,6 +21,7 @@ X86 = {
     "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
 X86["avx512vnni"] = [*X86["avx512"], "-mavx512vnni"]
+X86["amx"] = [*X86["avx512vnni"], "-mamx-tile", "-mamx-int8"]
 # Sums keep their order and their roundings: no fast-math, and a product joins a sum only where the source says so.
 OPTIONS = ["-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra"]

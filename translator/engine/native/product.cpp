@@ -10,21 +10,23 @@
 #include "internal.h"
 #include "panels.h"
 #include "product_kernels.h"
+#include "product_tiles.h"
 
 namespace {
 
 // -- the kernels by type and number of rows ---------------------------------------------------------------------------
 
-using Kernel = void (*)(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums);
+// stride: bytes from one row of x to the next; apart: from one panel to the next
+using Kernel = void (*)(const void* x, int64_t stride, const char* weights, int64_t apart, int64_t K, void* sums);
 
 template <class Type, int R, int S>
-void run_floats(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums) {
-    multiply<Type, R, S>(static_cast<const float*>(x), ldx, weights, apart, K, static_cast<float*>(sums));
+void run_floats(const void* x, int64_t stride, const char* weights, int64_t apart, int64_t K, void* sums) {
+    multiply<Type, R, S>(static_cast<const float*>(x), stride / 4, weights, apart, K, static_cast<float*>(sums));
 }
 
 template <int R, int S>
-void run_int8(const void* x, int64_t ldx, const char* weights, int64_t apart, int64_t K, void* sums) {
-    multiply_int8<R, S>(static_cast<const int8_t*>(x), ldx, weights, apart, K, static_cast<int32_t*>(sums));
+void run_int8(const void* x, int64_t stride, const char* weights, int64_t apart, int64_t K, void* sums) {
+    multiply_int8<R, S>(static_cast<const int8_t*>(x), stride, weights, apart, K, static_cast<int32_t*>(sums));
 }
 
 using Kernels = std::array<std::array<Kernel, kRows>, 4>;  // [type][rows - 1]
@@ -77,45 +79,47 @@ float quantise(const float* x, int64_t K, int64_t padded, int8_t* to) {
 // Rows as the kernels read them: x itself, or a copy that is normalised, quantised or laid out better.
 struct Inputs {
     const char* rows;
-    int64_t stride;       // elements
+    int64_t stride;       // bytes
     const float* scales;  // int8: one a row
+
+    Inputs from(int64_t row) const { return {rows + row * stride, stride, scales ? scales + row : nullptr}; }
 };
 
 class Preparation {
    public:
     Preparation(const TrProduct& p, int64_t M) : p(p), int8(p.type == TR_INT8) {
         // Rows a power of two apart fall on the same few places of the cache.
-        bool crowded = M > kRows && p.ldx % 512 == 0;
+        const bool crowded = M > kRows && p.ldx % 512 == 0;
         needed = int8 || p.gamma || crowded;
-        stride = round_up(p.K, int8 ? kGroup : 16);
-        if (stride % 256 == 0) stride += int8 ? 64 : 16;
+        stride = int8 ? packed_inputs(TR_INT8, p.K) : round_up(p.K, 16) * 4;
+        if (stride % 1024 == 0) stride += 64;
     }
 
-    size_t bytes(int64_t count) const { return size_t(count) * (size_t(stride) * (int8 ? 1 : 4) + 4) + 64; }
-
-    // Where row 0 of `count` lies in `scratch` of bytes(count).
+    // Room for `count` rows, and for those that a tile reads behind the last one.
+    int64_t room(int64_t count) const { return (count + 2 * kTile - 1) * stride; }
+    size_t bytes(int64_t count) const { return size_t(room(count) + count * 4); }
     Inputs at(char* scratch, int64_t count) const {
-        return {scratch, stride, reinterpret_cast<float*>(scratch + count * stride * (int8 ? 1 : 4))};
+        return {scratch, stride, int8 ? reinterpret_cast<float*>(scratch + room(count)) : nullptr};
     }
 
-    // Writes row m of x as row `to` of the copy; `temporary` has room for K floats.
+    // Writes row m of x as row `to` of a copy; `temporary` has room for K floats.
     void write(int64_t m, const Inputs& copy, int64_t to, float* temporary) const {
         const float* x = p.x + m * p.ldx;
-        char* row = const_cast<char*>(copy.rows) + to * stride * (int8 ? 1 : 4);
+        char* row = const_cast<char*>(copy.rows) + to * stride;
         float* plain = int8 ? temporary : reinterpret_cast<float*>(row);
         if (p.gamma) {
             norm_row(x, p.gamma, p.beta, p.eps, p.K, plain);
-        } else if (int8) {
-            plain = const_cast<float*>(x);
-        } else {
+            x = plain;
+        } else if (!int8) {
             std::memcpy(plain, x, size_t(p.K) * sizeof(float));
         }
-        if (int8) const_cast<float*>(copy.scales)[to] = quantise(plain, p.K, packed_inputs(TR_INT8, p.K), (int8_t*)row);
+        if (int8) const_cast<float*>(copy.scales)[to] = quantise(x, p.K, stride, reinterpret_cast<int8_t*>(row));
     }
 
     const TrProduct& p;
-    bool int8, needed;
-    int64_t stride;
+    const bool int8;
+    bool needed;
+    int64_t stride;  // bytes
 };
 
 // -- sums out ---------------------------------------------------------------------------------------------------------
@@ -171,76 +175,92 @@ constexpr int64_t kChunk = 256 << 10;  // bytes of rows that stay in the cache w
 // The weights of a panel in fp32.
 void widen(int32_t type, const void* weights, int64_t count, float* to) {
     const uint16_t* from = static_cast<const uint16_t*>(weights);
-    for (int64_t i = 0; i < count; i += W) store(to + i, type == TR_FLOAT16 ? load_float16(from + i) : load_bfloat16(from + i));
-}
-
-// Rows first … first + count - 1 (row 0 of `inputs` is the first of them) times the panels begin … end - 1.
-void multiply_chunk(const TrProduct& p, const Inputs& inputs, int64_t first, int64_t count, int64_t begin, int64_t end,
-                    float* wide) {
-    const int64_t parts = (count + kRows - 1) / kRows, size = p.type == TR_INT8 ? 1 : 4;
-    const int64_t K = packed_inputs(p.type, p.K);
-    const int side = parts == 1 ? side_by_side(int(count)) : 1;
-    alignas(64) float sums[kRows * kPanel];
-    for (int64_t index = begin; index < end;) {
-        const int S = index + side <= end ? side : 1;
-        Panel panel(p.weights, p.type, p.K, index);
-        if (wide) widen(p.type, panel.weights, K * kPanel, wide);
-        const auto& kernels = (S > 1 ? kSideBySide : kOnePanel)[size_t(wide ? TR_FLOAT32 : p.type)];
-        for (int64_t part = 0; part < parts; part++) {
-            const int64_t row = count * part / parts;
-            const int R = int(count * (part + 1) / parts - row);
-            const char* x = inputs.rows + row * inputs.stride * size;
-            const char* weights = wide ? reinterpret_cast<const char*>(wide) : panel.weights;
-            kernels[size_t(R - 1)](x, inputs.stride, weights, panel_bytes(p.type, p.K), K, sums);
-            for (int s = 0; s < S; s++)
-                finish(p, Panel(p.weights, p.type, p.K, index + s), sums + s * R * kPanel,
-                       p.type == TR_INT8 ? inputs.scales + row : nullptr, first + row, R, (index + s) * kPanel);
-        }
-        index += S;
+    if (type == TR_FLOAT16) {
+        for (int64_t i = 0; i < count; i += W) store(to + i, load_float16(from + i));
+    } else {
+        for (int64_t i = 0; i < count; i += W) store(to + i, load_bfloat16(from + i));
     }
 }
 
-}  // namespace
+// What one thread multiplies: a part of the rows by a part of the panels.
+struct Share {
+    const TrProduct& p;
+    int64_t row_begin, row_end, begin, end;  // rows, panels
+    bool all_panels, tiles;
+    float* wide;  // room for a panel in fp32, where that is worth while
 
-void run_product(const TrProduct& p, int64_t rows, Member& member) {
-    const int64_t M = rows * p.T, panels = panel_count(p.N);
-    // As many row parts as leave each a few kernels' rows; the threads of a row part share its panels.
+    // Rows first … first + count - 1; row 0 of `inputs` is the first of them.
+    void multiply(const Inputs& inputs, int64_t first, int64_t count) const {
+        const int64_t most = tiles ? 2 * kTile : kRows, parts = (count + most - 1) / most;
+        const int64_t step = tiles ? most : (count + parts - 1) / parts;
+        const int side = parts == 1 && !tiles ? side_by_side(int(count)) : 1;
+        for (int64_t index = begin; index < end;) {
+            const int S = index + side <= end ? side : 1;
+            if (wide) widen(p.type, Panel(p.weights, p.type, p.K, index).weights, kPanel * p.K, wide);
+            for (int64_t row = 0; row < count; row += step)
+                block(inputs.from(row), first + row, int(std::min(step, count - row)), index, S);
+            index += S;
+        }
+    }
+
+    // R rows by S panels.
+    void block(const Inputs& inputs, int64_t m, int R, int64_t index, int S) const {
+        const Panel panel(p.weights, p.type, p.K, index);
+        const int64_t K = packed_inputs(p.type, p.K);
+        alignas(64) float sums[std::max(kRows, 2 * kTile) * kPanel];
+        if (tiles) {
+            auto multiply = R > kTile ? multiply_tiles<true> : multiply_tiles<false>;
+            multiply(inputs.rows, inputs.stride, panel.weights, K, reinterpret_cast<int32_t*>(sums));
+        } else {
+            const auto& kernels = (S > 1 ? kSideBySide : kOnePanel)[size_t(wide ? TR_FLOAT32 : p.type)];
+            const char* weights = wide ? reinterpret_cast<const char*>(wide) : panel.weights;
+            kernels[size_t(R - 1)](inputs.rows, inputs.stride, weights, panel_bytes(p.type, p.K), K, sums);
+        }
+        for (int s = 0; s < S; s++)
+            finish(p, Panel(p.weights, p.type, p.K, index + s), sums + s * R * kPanel, inputs.scales, m, R,
+                   (index + s) * kPanel);
+    }
+};
+
+// The rows and panels of one of the team's threads: as many row parts as leave each a few kernels' rows; the threads of
+// a row part share its panels.
+Share share(const TrProduct& p, int64_t M, const Member& member) {
     int row_parts = 1;
     for (int parts = 2; parts <= member.count; parts++)
         if (member.count % parts == 0 && M >= parts * 4 * kRows) row_parts = parts;
     const int panel_parts = member.count / row_parts;
     const int64_t row_part = member.index / panel_parts, panel_part = member.index % panel_parts;
-    const int64_t row_begin = M * row_part / row_parts, row_end = M * (row_part + 1) / row_parts;
-    const int64_t begin = panels * panel_part / panel_parts, end = panels * (panel_part + 1) / panel_parts;
+    const int64_t panels = panel_count(p.N);
+    return {p, M * row_part / row_parts, M * (row_part + 1) / row_parts, panels * panel_part / panel_parts,
+            panels * (panel_part + 1) / panel_parts, panel_parts == 1, kTiles && p.type == TR_INT8 && M > kRows, nullptr};
+}
+
+}  // namespace
+
+void run_product(const TrProduct& p, int64_t rows, Member& member) {
+    const int64_t M = rows * p.T;
+    Share mine = share(p, M, member);
+    const int64_t step = std::max<int64_t>(4, kChunk / (p.K * 4) / kRows) * kRows;
+    const int64_t chunk = std::min(step, mine.row_end - mine.row_begin);
+    const bool half = p.type == TR_FLOAT16 || p.type == TR_BFLOAT16;
+    if (half && chunk > 2 * kRows) mine.wide = reinterpret_cast<float*>(member.own(size_t(p.K) * kPanel * 4));
+    const TileUnit unit(mine.tiles);
 
     Preparation preparation(p, M);
-    const bool together = preparation.needed && panel_parts > 1 && M > kFew;
-    const int64_t step = std::max<int64_t>(4, kChunk / (p.K * 4) / kRows) * kRows;
-    const int64_t chunk = std::min(step, row_end - row_begin);
-    Inputs inputs = {reinterpret_cast<const char*>(p.x + row_begin * p.ldx), p.ldx, nullptr};
     float* temporary = reinterpret_cast<float*>(member.own(size_t(p.K) * sizeof(float)));
+    Inputs inputs = {reinterpret_cast<const char*>(p.x), p.ldx * 4, nullptr};
+    const bool together = preparation.needed && M > kFew && !mine.all_panels;
+    const bool alone = preparation.needed && !together;
     if (together) {
-        Inputs copy = preparation.at(member.shared(preparation.bytes(M)), M);
+        inputs = preparation.at(member.shared(preparation.bytes(M)), M);
         Part part(M, member);
-        for (int64_t m = part.begin; m < part.end; m++) preparation.write(m, copy, m, temporary);
+        for (int64_t m = part.begin; m < part.end; m++) preparation.write(m, inputs, m, temporary);
         member.barrier();
-        inputs = {copy.rows + row_begin * copy.stride * (preparation.int8 ? 1 : 4), copy.stride, copy.scales + row_begin};
-    } else if (preparation.needed) {
-        inputs = preparation.at(member.own(preparation.bytes(chunk)), chunk);
     }
-    const bool half = p.type == TR_FLOAT16 || p.type == TR_BFLOAT16;
-    float* wide = half && chunk > 2 * kRows ? reinterpret_cast<float*>(member.own(size_t(p.K) * kPanel * 4)) : nullptr;
-
-    for (int64_t first = row_begin; first < row_end; first += step) {
-        const int64_t count = std::min(step, row_end - first);
-        Inputs now = inputs;
-        if (preparation.needed && !together) {
-            if (begin < end)
-                for (int64_t r = 0; r < count; r++) preparation.write(first + r, inputs, r, temporary);
-        } else {
-            now.rows += (first - row_begin) * inputs.stride * (preparation.int8 ? 1 : 4);
-            if (now.scales) now.scales += first - row_begin;
-        }
-        multiply_chunk(p, now, first, count, begin, end, wide);
+    const Inputs copy = preparation.at(alone ? member.own(preparation.bytes(chunk)) : nullptr, chunk);
+    for (int64_t first = mine.row_begin; first < mine.row_end; first += step) {
+        const int64_t count = std::min(step, mine.row_end - first);
+        for (int64_t r = 0; alone && mine.begin < mine.end && r < count; r++) preparation.write(first + r, copy, r, temporary);
+        mine.multiply(alone ? copy : inputs.from(first), first, count);
     }
 }
