@@ -1,4 +1,4 @@
-"""The kernels called with tensors, for tests: `attend_dense` and `attend_cached` make the structures and run them."""
+"""The kernels called with tensors, for tests: each function makes the structure of its call and runs it."""
 
 import ctypes
 from collections.abc import Sequence
@@ -32,6 +32,52 @@ def run(kernels: Kernels, structures: Sequence[ctypes.Structure], rows: int, thr
     """One program."""
     calls = (library.Call * len(structures))(*((ctypes.addressof(s), s.kind) for s in structures))
     kernels.run(calls, len(calls), rows, threads)
+
+
+STORED = {library.FLOAT32: torch.float32, library.FLOAT16: torch.float16, library.BFLOAT16: torch.bfloat16}
+
+
+def pack(kernels: Kernels, kind: int, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """A weight `(N, K)` and its bias packed, or None where they are refused."""
+    N, K = weight.shape
+    size = kernels.packed_bytes(kind, N, K)
+    block = torch.empty(size + 63, dtype=torch.uint8)
+    block = block[-block.data_ptr() % 64 :][:size]
+    source = next(kind for kind, dtype in STORED.items() if dtype == weight.dtype)
+    bad = kernels.pack(kind, N, K, address(weight.contiguous()), source, address(bias), address(block))
+    return None if bad else block
+
+
+def multiply(
+    kernels: Kernels,
+    kind: int,
+    x: Tensor,  # (M, K), rows of any stride
+    weight: Tensor | tuple[Tensor, int],  # (N, K); or packed, with N
+    bias: Tensor | None = None,
+    *,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: int = library.NO_ACTIVATION,
+    residual: Tensor | None = None,  # (M, N)
+    y: Tensor | None = None,  # (M, N), written; may be the residual
+    steps: int = 1,
+    threads: int = 1,
+) -> Tensor:
+    """`(M, N)`."""
+    if isinstance(weight, Tensor):
+        packed = pack(kernels, kind, weight, bias)
+        assert packed is not None
+        weight = packed, weight.shape[0]
+    block, N = weight
+    y = torch.full((len(x), N), float("nan")) if y is None else y
+    call = library.Product(
+        weights=address(block), x=address(x), gamma=address(gamma), beta=address(beta), residual=address(residual),
+        y=address(y), ldx=x.stride(0), ldr=0 if residual is None else residual.stride(0), ldy=y.stride(0), type=kind,
+        activation=activation, N=N, K=x.shape[1], T=steps, eps=eps,
+    )  # fmt: skip
+    run(kernels, [call], len(x) // steps, threads)
+    return y
 
 
 def attend_dense(
