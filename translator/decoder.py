@@ -111,7 +111,8 @@ class CachedDecoder(nn.Module):
             if B > 1:  # pays in attention after a few steps; for one sentence it would delay the first token
                 k, v = k.contiguous(), v.contiguous()
             sources.append(SourceState(k, v, sentences=spec.sentences, capacity=spec.source_capacity))
-        states = [layer.self_attn.new_state(spec, slots * spec.beams) for layer in layers]
+        opened = spec.opened(source.device)
+        states = [layer.self_attn.new_state(opened, slots * spec.beams) for layer in layers]
         if slots > B:  # empty slots have no source to see
             known = source.new_ones((B, S), dtype=torch.bool) if visible is None else visible
             visible = F.pad(known, (0, 0, 0, slots - B))

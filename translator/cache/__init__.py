@@ -15,6 +15,7 @@ from translator.cache.decoder_cache import DecoderCache
 from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
 from translator.cache.fixed import FixedStep
+from translator.cache.indirect import IndirectCache
 from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
@@ -32,6 +33,7 @@ __all__ = [
     "DenseCache",
     "DynamicCache",
     "FixedStep",
+    "IndirectCache",
     "KeyValueState",
     "LayerState",
     "LayerStep",

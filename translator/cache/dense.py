@@ -139,6 +139,17 @@ class DenseCache(KeyValueState):
         self.clean = slots
 
 
+def taken(buffer: Tensor, origin: Tensor) -> Tensor:
+    """`(rows, H, n, D_head)`: slot j of row i from buffer row `origin[i, j]`, `origin` `(rows, n)` int64."""
+    slots = torch.arange(origin.shape[1], device=origin.device)
+    return buffer.transpose(1, 2)[origin, slots].transpose(1, 2)
+
+
+def placed(held: Tensor, new: Tensor) -> Tensor:
+    """`new` in the memory of `held`, at its beginning."""
+    return held.narrow(0, 0, len(new)).copy_(new)
+
+
 def whole_blocks(length: int, block: int) -> int:
     """`length` rounded up to whole blocks."""
     return -(-length // block) * block

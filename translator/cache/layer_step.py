@@ -14,13 +14,12 @@ from translator.cache.step import Step
 class LayerStep:
     """One layer's share of a step: an `AttentionStep` that writes to the layer's state."""
 
-    __slots__ = ("_step", "is_causal", "mask", "source_state", "state", "view", "written")
+    __slots__ = ("_step", "source_state", "state", "view", "written")
 
     def __init__(self, state: LayerState, source_state: SourceState, step: Step) -> None:
         self.state = state
         self.source_state = source_state
         self.view = state.begin(step)
-        self.mask, self.is_causal = step.mask(self.view)
         # Weak, since the step holds its layers: a cycle would keep K and V until the garbage collector comes round.
         self._step = weakref.ref(step)
         self.written = False
@@ -32,6 +31,16 @@ class LayerStep:
         if step is None or step.closed:
             raise RuntimeError("this step is over: it was committed, or another was begun or the grid changed since")
         return step
+
+    @property
+    def mask(self) -> Tensor | None:
+        """What the layer's queries see of its view, as `scaled_dot_product_attention` takes it."""
+        return self.step.mask(self.view)[0]
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is None because the kernel's own causal one is right."""
+        return self.step.mask(self.view)[1]
 
     @property
     def positions(self) -> Tensor:

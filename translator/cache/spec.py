@@ -1,6 +1,6 @@
 """What a cache should be like, checked once; and what containers there are."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,10 @@ class CacheSpec:
             return cls(kind=kind, capacity=longest, beams=beams)
         return cls(kind=kind, beams=beams)
 
+    def opened(self, device: torch.device | None = None) -> "OpenedSpec":
+        """The same for one cache: what its layers' states are made from."""
+        return OpenedSpec(**{part.name: getattr(self, part.name) for part in fields(CacheSpec)}, device=device)
+
     def with_beams(self, beams: int) -> "CacheSpec":
         """The same with another number of beams."""
         return replace(self, beams=beams)
@@ -59,3 +63,19 @@ class CacheSpec:
     def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
         """An empty container of this kind, a `KeyValueState`: what structures with K and V return from `new_state`."""
         return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSpec(CacheSpec):
+    """A spec while one cache is made: `shared` is where its layers' states find what they have in common.
+
+    `device` is where state is kept if not beside the structure's own weights: an engine that has packed them may leave
+    nothing there.
+    """
+
+    device: torch.device | None = None
+    shared: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
+        """See `CacheSpec.key_value_state`."""
+        return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=self.device or device)

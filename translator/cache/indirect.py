@@ -1,0 +1,221 @@
+"""The container in which hypotheses are entries of a table, and keys and values never move."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from translator.cache.dense import placed, taken
+from translator.cache.dynamic import DynamicCache
+from translator.cache.lengths import Lengths
+from translator.cache.spec import CacheSpec, register
+from translator.cache.step import Step, View
+
+TABLE = "ancestry"
+
+
+class Ancestry:
+    """In which buffer row each slot of each hypothesis lies; one table for the layers of a stack.
+
+    `origin` `(rows, slots)` and `home` `(rows,)`, int32: slot s of row r lies in buffer row `origin[r, s]`, and what r
+    writes next goes to buffer row `home[r]`. The homes of a sentence's rows are its own: no other sentence refers to
+    them. Within a sentence slots are shared, which is safe while its rows are equally long: none then writes where
+    another reads.
+
+    Each layer's state counts the changes it was told of (`turn`), and the first to hear of one makes it.
+    """
+
+    def __init__(self, rows: int, slots: int, beams: int, device: torch.device | None) -> None:
+        self.beams = beams
+        self.home = torch.arange(rows, dtype=torch.int32, device=device)
+        self.origin = torch.zeros(rows, slots, dtype=torch.int32, device=device)
+        self.shares = False
+        self.turn = 0
+        self._begun: weakref.ref[Step] | None = None
+        self._settled: Ancestry | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the grid."""
+        return len(self.home)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.origin.untyped_storage().nbytes() + self.home.untyped_storage().nbytes()
+
+    def begin(self, step: Step, slots: int) -> None:
+        """The slots of the step are where each row writes; `slots` are there in all."""
+        if self._begun is not None and self._begun() is step:
+            return
+        self._begun = weakref.ref(step)
+        self.widen(slots)
+        if step.start is not None:
+            self.origin[: self.rows, step.start : step.end] = self.home.unsqueeze(1)
+        else:
+            assert step.slots is not None
+            self.origin[: self.rows].scatter_(1, step.slots, self.home.unsqueeze(1).expand_as(step.slots))
+
+    def widen(self, slots: int) -> None:
+        """Room for `slots` in every row."""
+        if slots > self.origin.shape[1]:
+            wider = self.origin.new_zeros(len(self.origin), slots)
+            wider[:, : self.origin.shape[1]] = self.origin
+            self.origin = wider
+
+    def may_clash(self, lengths: Lengths) -> bool:
+        """Whether a row may write where another of its sentence still reads."""
+        if not self.shares or lengths.ragged is None:
+            return False
+        by_sentence = lengths.ragged.view(-1, self.beams)
+        return bool((by_sentence != by_sentence[:, :1]).any())
+
+    def settled(self) -> Ancestry:
+        """A table for rows that keep everything at home; the same one for all who ask."""
+        if self._settled is None:
+            self._settled = Ancestry(self.rows, self.origin.shape[1], self.beams, self.home.device)
+            self._settled.home = self.home
+            self._settled.origin[: self.rows] = self.home.unsqueeze(1)
+            self._settled.turn = self.turn
+        return self._settled
+
+    def select(self, rows: Tensor, length: int, turn: int) -> None:
+        """Row i goes on from the old row `rows[i]`; whole sentences, or rows within each of them."""
+        if turn <= self.turn:
+            return
+        self.turn = turn
+        # In place: addresses stay, and so do the homes of a sentence whose rows only change among themselves.
+        held = self.origin[:, :length]
+        held[: len(rows)] = held.index_select(0, rows)
+        sentences = rows.view(-1, self.beams)[:, :1] // self.beams
+        homes = (sentences * self.beams + torch.arange(self.beams, device=rows.device)).view(-1)
+        self.home = placed(self.home, self.home.index_select(0, homes))
+        self.shares = self.shares or self.beams > 1
+
+    def expand(self, beams: int, turn: int) -> None:
+        """Every row becomes `beams` rows, neighbours first, that share what it holds."""
+        if turn <= self.turn:
+            return
+        self.turn = turn
+        self.beams = beams
+        self.home = torch.arange(self.rows * beams, dtype=torch.int32, device=self.home.device)
+        self.origin = (self.origin[: self.rows] * beams).repeat_interleave(beams, dim=0)
+        self.shares = beams > 1
+
+    def to(self, device: torch.device | str | None) -> None:
+        """Moves the table."""
+        self.home, self.origin = self.home.to(device), self.origin.to(device)
+
+
+@register
+class IndirectCache(DynamicCache):
+    """Beams by reference: `reorder`, `compact` and `expand` change a table; keys and values stay where they were put.
+
+    `reorder` costs the same however much is held, and nothing where no beam of a sentence changes its parent. In plain
+    PyTorch a step gathers what it shows; a kernel that follows the table reads it in place (`attend`).
+    """
+
+    kind = "indirect"
+
+    def __init__(self, spec: CacheSpec, rows: int, heads: int, width: int, **factory: Any) -> None:
+        super().__init__(spec, rows, heads, width, **factory)
+        shared = getattr(spec, "shared", None)
+        self.table = None if shared is None else shared.get(TABLE)
+        self.owns_table = self.table is None
+        if self.table is None:
+            self.table = Ancestry(rows, self.slots, spec.beams, self.k.device)
+            if shared is not None:
+                shared[TABLE] = self.table
+        self.turn = 0
+        self._lengths, self._T = Lengths(rows), 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not; the first layer counts the table."""
+        return super().nbytes + (self.table.nbytes if self.owns_table else 0)
+
+    def begin(self, step: Step) -> View:
+        """Room for the step; rows that may clash are parted first."""
+        visible = self._reserve(step.end, step.block)
+        self.clean = max(self.clean, step.end)  # what growing has to keep
+        if self.table.may_clash(step.lengths):
+            self._settle(step.lengths)
+        self.table.begin(step, self.slots)
+        self._lengths, self._T = step.lengths, step.T
+        return View(visible)
+
+    def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
+        """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`, each row at its home."""
+        shape = (self.table.rows, self.k.shape[1], step.T, self.k.shape[3])
+        home = self.table.home.long().unsqueeze(1)  # (rows, 1)
+        slots = torch.arange(step.start or 0, step.end, device=home.device) if step.slots is None else step.slots
+        for buffer, new in ((self.k, k), (self.v, v)):
+            if new.shape != shape:  # a single row or token would broadcast
+                raise ValueError(f"K or V {tuple(new.shape)} for a step of {step.T} tokens on {shape[0]} rows")
+            buffer.transpose(1, 2)[home, slots] = new.transpose(1, 2).to(buffer.dtype)
+
+    def shown(self, view: View) -> tuple[Tensor, Tensor]:
+        """K and V `(rows, H_kv, view.visible, D_head)`, gathered; slots beyond a row's length are zero."""
+        return self._gathered(self._lengths.advanced(self._T), view.visible)
+
+    def expand(self, beams: int, length: int) -> None:
+        """Gives each row's buffer row `beams - 1` neighbours, in which its hypotheses go on."""
+        for name, old in (("k", self.k), ("v", self.v)):
+            roomy = old.new_empty(old.shape[0] * beams, *old.shape[1:])
+            roomy[::beams, :, :length] = old[:, :, :length]
+            setattr(self, name, roomy)
+        self.clean = length
+        self.turn += 1
+        self.table.expand(beams, self.turn)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Row `i` becomes the old row `rows[i]`: in the table."""
+        self.turn += 1
+        self.table.select(rows, length, self.turn)
+
+    def read(self, rows: slice, length: int) -> dict[str, Tensor]:
+        """`k` and `v` `(rows, H_kv, length, D_head)`, gathered."""
+        origin = self.table.origin[rows, :length].long()
+        return {"k": taken(self.k, origin), "v": taken(self.v, origin)}
+
+    def write(self, rows: slice, contents: dict[str, Tensor], length: int) -> None:
+        """These rows become `contents`, each at its home."""
+        if contents.keys() != {"k", "v"}:
+            raise self.cannot(f"admit a state of {', '.join(contents)}")
+        self._reserve(length)
+        self.clean = max(self.clean, length)
+        home = self.table.home[rows].long()
+        for buffer, new in ((self.k, contents["k"]), (self.v, contents["v"])):
+            buffer[home, :, :length] = new.to(buffer.dtype)
+        self.table.widen(self.slots)
+        self.table.origin[rows, :length] = self.table.home[rows].unsqueeze(1)
+
+    def rollback(self, step: Step) -> None:
+        """Nothing to undo: what the step wrote is beyond every row's length, where nothing is read."""
+
+    def clear(self, lengths: Lengths, until: int) -> None:
+        """Forgets tokens from each row's length on: the lengths say so, and `begin` looks to what is shared."""
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Moves or converts both buffers, and the table."""
+        super().to(device, dtype)
+        self.table.to(device)
+
+    def _gathered(self, lengths: Lengths, visible: int) -> tuple[Tensor, Tensor]:
+        origin = self.table.origin[: self.table.rows, :visible].long()
+        k, v = taken(self.k, origin), taken(self.v, origin)
+        if lengths.uniform is None or lengths.uniform < visible:
+            beyond = torch.arange(visible) >= lengths.tensor().unsqueeze(1)
+            for part in (k, v):
+                part.masked_fill_(beyond.to(part.device)[:, None, :, None], 0)
+        return k, v
+
+    def _settle(self, lengths: Lengths) -> None:
+        k, v = self._gathered(lengths, lengths.longest)
+        home = self.table.home.long()
+        for buffer, own in ((self.k, k), (self.v, v)):
+            buffer[home, :, : lengths.longest] = own
+        self.table = self.table.settled()
