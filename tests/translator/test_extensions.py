@@ -219,7 +219,7 @@ def test_registering_makes_a_container_known_everywhere(monkeypatch):
         assert CacheSpec(kind="list").kind == "list"
     finally:
         del CACHE_KINDS["list"]
-    with pytest.raises(ValueError, match="unknown cache kind 'list'; known: dynamic, static"):
+    with pytest.raises(ValueError, match="unknown cache kind 'list'; known: dynamic, indirect, static"):
         CacheSpec(kind="list")
 
 
@@ -231,7 +231,7 @@ def test_a_container_of_ones_own_passes_every_check_and_catches_every_fault(exte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dynamic", "static", "list"])
+@pytest.mark.parametrize("kind", ["dynamic", "indirect", "static", "list"])
 def test_a_structure_with_fewer_key_heads_and_its_own_positions(extended, kind):
     report = self_test(model_with("grouped_rotary"), kinds=[kind])
     assert {check.name for check in report.clean} >= {"whole prefix", "life of a grid"}
@@ -268,7 +268,7 @@ def mixed_stack() -> CachedDecoder:
     return CachedDecoder(layers).eval()
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "list"])
+@pytest.mark.parametrize("kind", ["dynamic", "indirect", "static", "list"])
 def test_mixed_structures_step_as_in_one_pass(extended, kind):
     decoder = mixed_stack()
     x, memory = torch.randn(2, 9, 16, dtype=torch.float64), torch.randn(2, 4, 16, dtype=torch.float64)
@@ -278,7 +278,7 @@ def test_mixed_structures_step_as_in_one_pass(extended, kind):
     assert (torch.cat(steps, dim=1) - whole).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static", "list"])
+@pytest.mark.parametrize("kind", ["dynamic", "indirect", "static", "list"])
 @pytest.mark.parametrize("broken", range(4))
 def test_a_step_that_raises_in_any_layer_of_a_mixed_stack_never_happened(extended, kind, broken, monkeypatch):
     decoder = mixed_stack()

@@ -275,17 +275,24 @@ class DecoderCache:
         for state in self.states:
             state.check_room(source.length)
         lengths, K = self._lengths.tensor().clone(), source.beams
+        beams = source._lengths.tensor().view(-1, K)
+        parted = bool((beams != beams[:, :1]).any())
+        if parted:
+            self._require("clear", "admit beams of unequal lengths")
         for index, slot in enumerate(slots):
             rows = slice(slot * self.beams, (slot + 1) * self.beams)
             theirs = slice(index * K, (index + 1) * K)
             for mine, other in zip(self.states, source.states, strict=True):
-                mine.admit(rows, other, theirs, source.length)
-            lengths[rows] = source._lengths.tensor()[theirs]
+                mine.admit(rows, other, theirs, int(beams[index].max()))
+            lengths[rows] = beams[index]
         before = self.sources[0].length
         for mine_source, other_source in zip(self.sources, source.sources, strict=True):
             mine_source.admit(slots, other_source)
         self._admit_visible(slots, source, before)
         self._lengths = Lengths.of(lengths)
+        if parted:  # what a shorter beam gave beyond its length may be anything
+            for state in self.states:
+                state.clear(self._lengths, source.length)
 
     def crop(self, lengths: int | Tensor) -> None:
         """Shortens every row to `lengths`, one number or `(rows,)`; raises `ValueError` where that would lengthen."""

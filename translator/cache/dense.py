@@ -35,7 +35,7 @@ class DenseCache(KeyValueState):
     ) -> None:
         shape = (rows, heads, spec.capacity or self.first_slots, width)
         # Normal tensors even when made in inference mode, so that later steps may run outside that mode.
-        with _normal_tensors():
+        with normal_tensors():
             self.k = torch.empty(shape, dtype=dtype, device=device)
             self.v = torch.empty(shape, dtype=dtype, device=device)
         self.clean = 0
@@ -78,7 +78,7 @@ class DenseCache(KeyValueState):
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Moves or converts both buffers."""
-        with _normal_tensors():
+        with normal_tensors():
             self.k, self.v = self.k.to(device, dtype), self.v.to(device, dtype)
 
     def begin(self, step: Step) -> View:
@@ -156,11 +156,12 @@ def whole_blocks(length: int, block: int) -> int:
 
 
 def _empty(like: Tensor, rows: int, slots: int) -> Tensor:
-    with _normal_tensors():
+    with normal_tensors():
         return torch.empty((rows, like.shape[1], slots, like.shape[3]), dtype=like.dtype, device=like.device)
 
 
-def _normal_tensors() -> AbstractContextManager[None]:
+def normal_tensors() -> AbstractContextManager[None]:
+    """For what has to last: a tensor made inside is a normal one, though inference mode may be on around it."""
     # Entering that mode takes longer than allocating, so not where nothing has to be left.
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from translator.cache.dense import placed, taken
-from translator.cache.dynamic import DynamicCache
+from translator.cache.dense import normal_tensors, placed, taken
+from translator.cache.dynamic import GrowingCache
 from translator.cache.lengths import Lengths
 from translator.cache.spec import CacheSpec, register
 from translator.cache.step import Step, View
@@ -30,8 +30,9 @@ class Ancestry:
 
     def __init__(self, rows: int, slots: int, beams: int, device: torch.device | None) -> None:
         self.beams = beams
-        self.home = torch.arange(rows, dtype=torch.int32, device=device)
-        self.origin = torch.zeros(rows, slots, dtype=torch.int32, device=device)
+        with normal_tensors():
+            self.home = torch.arange(rows, dtype=torch.int32, device=device)
+            self.origin = torch.zeros(rows, slots, dtype=torch.int32, device=device)
         self.shares = False
         self.turn = 0
         self._begun: weakref.ref[Step] | None = None
@@ -62,7 +63,8 @@ class Ancestry:
     def widen(self, slots: int) -> None:
         """Room for `slots` in every row."""
         if slots > self.origin.shape[1]:
-            wider = self.origin.new_zeros(len(self.origin), slots)
+            with normal_tensors():
+                wider = self.origin.new_zeros(len(self.origin), slots)
             wider[:, : self.origin.shape[1]] = self.origin
             self.origin = wider
 
@@ -86,7 +88,7 @@ class Ancestry:
         """Row i goes on from the old row `rows[i]`; whole sentences, or rows within each of them."""
         if turn <= self.turn:
             return
-        self.turn = turn
+        self.turn, self._settled = turn, None
         # In place: addresses stay, and so do the homes of a sentence whose rows only change among themselves.
         held = self.origin[:, :length]
         held[: len(rows)] = held.index_select(0, rows)
@@ -99,19 +101,23 @@ class Ancestry:
         """Every row becomes `beams` rows, neighbours first, that share what it holds."""
         if turn <= self.turn:
             return
-        self.turn = turn
+        self.turn, self._settled = turn, None
         self.beams = beams
-        self.home = torch.arange(self.rows * beams, dtype=torch.int32, device=self.home.device)
-        self.origin = (self.origin[: self.rows] * beams).repeat_interleave(beams, dim=0)
+        with normal_tensors():
+            # A row's buffer row and its new neighbours, wherever it was: sentences may have left or changed places.
+            first = self.home.unsqueeze(1) * beams
+            self.home = (first + torch.arange(beams, dtype=torch.int32, device=first.device)).view(-1)
+            self.origin = (self.origin[: len(first)] * beams).repeat_interleave(beams, dim=0)
         self.shares = beams > 1
 
     def to(self, device: torch.device | str | None) -> None:
         """Moves the table."""
-        self.home, self.origin = self.home.to(device), self.origin.to(device)
+        with normal_tensors():
+            self.home, self.origin = self.home.to(device), self.origin.to(device)
 
 
 @register
-class IndirectCache(DynamicCache):
+class IndirectCache(GrowingCache):
     """Beams by reference: `reorder`, `compact` and `expand` change a table; keys and values stay where they were put.
 
     `reorder` costs the same however much is held, and nothing where no beam of a sentence changes its parent. In plain
@@ -122,13 +128,11 @@ class IndirectCache(DynamicCache):
 
     def __init__(self, spec: CacheSpec, rows: int, heads: int, width: int, **factory: Any) -> None:
         super().__init__(spec, rows, heads, width, **factory)
-        shared = getattr(spec, "shared", None)
-        self.table = None if shared is None else shared.get(TABLE)
-        self.owns_table = self.table is None
-        if self.table is None:
-            self.table = Ancestry(rows, self.slots, spec.beams, self.k.device)
-            if shared is not None:
-                shared[TABLE] = self.table
+        shared: dict[str, Any] = getattr(spec, "shared", {})
+        self.owns_table = TABLE not in shared
+        if self.owns_table:
+            shared[TABLE] = Ancestry(rows, self.slots, spec.beams, self.k.device)
+        self.table: Ancestry = shared[TABLE]
         self.turn = 0
         self._lengths, self._T = Lengths(rows), 0
 
@@ -164,7 +168,8 @@ class IndirectCache(DynamicCache):
     def expand(self, beams: int, length: int) -> None:
         """Gives each row's buffer row `beams - 1` neighbours, in which its hypotheses go on."""
         for name, old in (("k", self.k), ("v", self.v)):
-            roomy = old.new_empty(old.shape[0] * beams, *old.shape[1:])
+            with normal_tensors():
+                roomy = old.new_empty(old.shape[0] * beams, *old.shape[1:])
             roomy[::beams, :, :length] = old[:, :, :length]
             setattr(self, name, roomy)
         self.clean = length
@@ -177,8 +182,8 @@ class IndirectCache(DynamicCache):
         self.table.select(rows, length, self.turn)
 
     def read(self, rows: slice, length: int) -> dict[str, Tensor]:
-        """`k` and `v` `(rows, H_kv, length, D_head)`, gathered."""
-        origin = self.table.origin[rows, :length].long()
+        """`k` and `v` `(rows, H_kv, length, D_head)`, gathered; beyond a row's own length they may be anything."""
+        origin = self.table.origin[: self.table.rows, :length][rows].long()
         return {"k": taken(self.k, origin), "v": taken(self.v, origin)}
 
     def write(self, rows: slice, contents: dict[str, Tensor], length: int) -> None:
@@ -191,7 +196,7 @@ class IndirectCache(DynamicCache):
         for buffer, new in ((self.k, contents["k"]), (self.v, contents["v"])):
             buffer[home, :, :length] = new.to(buffer.dtype)
         self.table.widen(self.slots)
-        self.table.origin[rows, :length] = self.table.home[rows].unsqueeze(1)
+        self.table.origin[: self.table.rows, :length][rows] = self.table.home[rows].unsqueeze(1)
 
     def rollback(self, step: Step) -> None:
         """Nothing to undo: what the step wrote is beyond every row's length, where nothing is read."""

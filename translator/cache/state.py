@@ -64,7 +64,10 @@ class LayerState(ABC):
         raise self.cannot("reorder or compact")
 
     def read(self, rows: slice, length: int) -> dict[str, Tensor]:
-        """What these rows hold of their first `length` tokens, by name; each tensor's first dimension is the rows."""
+        """What these rows hold of their first `length` tokens, by name; each tensor's first dimension is the rows.
+
+        `length` is the longest's; what is given of a shorter row beyond its own may be anything.
+        """
         raise self.cannot("be read, which admit needs of the newcomer")
 
     def write(self, rows: slice, contents: dict[str, Tensor], length: int) -> None:
@@ -72,7 +75,7 @@ class LayerState(ABC):
         raise self.cannot("admit")
 
     def admit(self, rows: slice, source: LayerState, theirs: slice, length: int) -> None:
-        """Rows `rows` become the rows `theirs` of `source` (one is repeated), of whom `length` tokens are filled."""
+        """A sentence's `rows` become the rows `theirs` of `source` (one is repeated), who hold `length` at most."""
         contents = source.read(theirs, length)
         repeats = (rows.stop - rows.start) // max(len(next(iter(contents.values()))), 1)
         if repeats > 1:
@@ -111,8 +114,13 @@ class LayerState(ABC):
 class WritingStep(Protocol):
     """What a container sees of its layer's share of a step; see `LayerStep`."""
 
-    mask: Tensor | None
-    is_causal: bool
+    @property
+    def mask(self) -> Tensor | None:
+        """What the queries see of the view."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is None because the kernel's own causal one is right."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends to the container and returns all of K and V."""

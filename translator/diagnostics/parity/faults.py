@@ -1,4 +1,4 @@
-"""What a planted fault is. The faults are in `step_faults` and `grid_faults`; the product knows none of them."""
+"""What a planted fault is. They are in `step_faults`, `grid_faults`, `table_faults`; the product knows none of them."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from translator.cache import CacheSpec, KeyValueState
+from translator.cache import CacheSpec, IndirectCache, KeyValueState
 from translator.decoder import CachedDecoder
 
 Original = Callable[..., Any]
@@ -27,8 +27,12 @@ REQUIRED = (
     "final norm skipped",
     "reset that keeps the length",
     "stale rows after crop",
+    "table not reordered",
+    "homes stay when sentences leave",
+    "table not followed",
+    "rows of unequal length not parted",
 )
-"""A self-test without one of these proves too little and fails."""
+"""A self-test without one of these, where a container can have it, proves too little and fails."""
 
 
 CONTAINER = "the container"
@@ -39,11 +43,12 @@ CONTAINER = "the container"
 class Fault:
     """A fault: its name, what is wrong, and what stands in for `owner.attribute`.
 
-    Faults are planted on contracts (`DecoderCache`, `KeyValueState`, `LayerStep`, `SourceState`, `Lengths`), never on
-    what one container is made of, so that every container is tried with every fault. `wrapper` gets the original
-    first, then the original's arguments. `layers` is how many decoder layers a model needs for this to be a fault;
-    `growing`, `norm` and `key_values` say that only a container that grows, a decoder with a last norm, or layers that
-    keep K and V can have it.
+    Faults are planted on contracts (`DecoderCache`, `KeyValueState`, `LayerStep`, `SourceState`, `Lengths`), not on
+    what one container is made of, so that every container is tried with every fault it can have. `wrapper` gets the
+    original first, then the original's arguments. `layers` is how many decoder layers a model needs for this to be a
+    fault; `growing`, `norm` and `key_values` say that only a container that grows, a decoder with a last norm, or
+    layers that keep K and V can have it. `by_reference`: True where only a container can have it whose layers share a
+    table of rows (`table_faults`), False where only one that moves its K and V, layer by layer.
     """
 
     name: str
@@ -55,12 +60,15 @@ class Fault:
     growing: bool = False
     norm: bool = False
     key_values: bool = False
+    by_reference: bool | None = None
 
     def applies(self, container: type[KeyValueState], decoder: CachedDecoder) -> bool:
         """Whether a decoder with this container can have the fault at all."""
         if self.layers > len(decoder.layers) or (self.norm and decoder.norm is None):
             return False
         if self.growing and container.needs_capacity:
+            return False
+        if self.by_reference is not None and self.by_reference != issubclass(container, IndirectCache):
             return False
         if not self.key_values and self.owner is not CONTAINER:
             return True

@@ -39,7 +39,7 @@ def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     self._select_rows(beam.reshape(-1))
 
 
-@FAULTS.add("reorder of keys alone", CONTAINER, "select")
+@FAULTS.add("reorder of keys alone", CONTAINER, "select", by_reference=False)
 def _(original: Original, self: KeyValueState, rows: Tensor, length: int) -> None:
     """Values stay where they are."""
     before = _held(self, length)
@@ -49,7 +49,7 @@ def _(original: Original, self: KeyValueState, rows: Tensor, length: int) -> Non
     self.write(slice(0, len(rows)), {keys: _held(self, length)[keys], **stay}, length)
 
 
-@FAULTS.add("reorder skipped in the last layer", DecoderCache, "reorder", layers=2)
+@FAULTS.add("reorder skipped in the last layer", DecoderCache, "reorder", layers=2, by_reference=False)
 def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     """One layer's rows stay where they are."""
     last = self.states[-1]
@@ -72,7 +72,7 @@ def _(original: Original, self: DecoderCache, beam: Tensor) -> None:
     self._lengths = lengths
 
 
-@FAULTS.add("rows expanded as a block", CONTAINER, "expand")
+@FAULTS.add("rows expanded as a block", CONTAINER, "expand", by_reference=False)
 def _(original: Original, self: KeyValueState, beams: int, length: int) -> None:
     """Row r becomes row r of each copy of the batch, not a neighbour of its copies."""
     before = _held(self, length)
@@ -178,7 +178,7 @@ def _(original: Original, self: DecoderCache, source: DecoderCache | None = None
         self.source_visible = fresh
 
 
-@FAULTS.add("stale rows after crop", CONTAINER, "clear")
+@FAULTS.add("stale rows after crop", CONTAINER, "clear", by_reference=False)
 def _(original: Original, self: KeyValueState, lengths: Lengths, until: int) -> None:
     """Tokens taken back stay in their slots, masked; a NaN among them gets through the mask."""
 

@@ -143,8 +143,9 @@ def _(original: Original, self: KeyValueState, step: Step) -> View:
     """A container that grows starts empty again."""
     before, view = self.nbytes, original(self, step)
     if self.nbytes > before:
-        rows = len(next(iter(self.read(slice(None), 0).values())))
-        self.clear(Lengths(rows, 0), step.lengths.longest)
+        length = step.lengths.longest
+        emptied = {name: torch.zeros_like(part) for name, part in self.read(slice(None), length).items()}
+        self.write(slice(0, step.lengths.rows), emptied, length)
     return view
 
 
