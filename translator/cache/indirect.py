@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -203,6 +203,10 @@ class IndirectCache(GrowingCache):
 
     def clear(self, lengths: Lengths, until: int) -> None:
         """Forgets tokens from each row's length on: the lengths say so, and `begin` looks to what is shared."""
+
+    def prefix(self, rows: int) -> Self:
+        """Refused: what a row holds isn't in its own memory."""
+        raise self.cannot("keep its addresses, which a captured step needs")
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Moves or converts both buffers, and the table."""
