@@ -188,7 +188,7 @@ def translations(setup: Setup, found: Found) -> None:
     """The shipped model's lines, as plain fp32 on the CPU translates them: how many come out the same."""
     checkpoint = read_checkpoint(DEFAULT_CHECKPOINT)
     lines = list(LINES)[: setup.size(3, len(LINES))]
-    plain = Translator(checkpoint)
+    plain = Translator(checkpoint, engine=EagerEngine(checkpoint.model))
     moved = copy.deepcopy(checkpoint.model).to(setup.device)
     for beams in (1, 4):
         expected = plain.translate(lines, beam_size=beams)

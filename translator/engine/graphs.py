@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from translator.cache import CacheSpec, DecoderCache
 from translator.cache.dense import whole_blocks
@@ -48,7 +48,7 @@ def cuda_graphs(device: torch.device) -> Recorder:
 class GraphEngine:
     """See `Engine`: a `TranslationModel` whose decoder steps are recorded, one for each bucket of sizes, when met.
 
-    Weights are a copy, since a recorded step reads addresses; in `dtype` throughout, by default the model's. They are
+    Weights are the model's own in memory, or a copy where `dtype` is another, which then holds throughout. They are
     converted rather than autocast: half the bytes are read, with no casts between, while norms, softmax and the sums of
     products are fp32 inside their kernels all the same, and log-sum-exp and ranking are of fp32 logits. A token is
     shown `block` slots more at a time. What a spec says of `kind` doesn't matter: state is static.
@@ -64,7 +64,10 @@ class GraphEngine:
     ) -> None:
         """`recorder` is `cuda_graphs` on a CUDA device, elsewhere `as_it_is`: the same steps, run anew each time."""
         self._made_from = weakref.ref(model), _versions(model)
-        self.model = copy.deepcopy(model).to(dtype=dtype).eval().requires_grad_(False)
+        # Modules and parameters of its own, since a recorded step reads addresses: what the model is moved or converted
+        # to later leaves these where they are.
+        own = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
+        self.model = copy.deepcopy(model, own).to(dtype=dtype).eval()
         self.operations = self.model.operations()
         self.block = block
         self.recorder = recorder or (cuda_graphs if self.device.type == "cuda" else as_it_is)
@@ -91,7 +94,7 @@ class GraphEngine:
         """Memory `(B, S, D)` of ids `(B, S)`. Raises `RuntimeError` when the model was trained on meanwhile."""
         model, versions = self._made_from[0](), self._made_from[1]
         if model is not None and _versions(model) != versions:
-            raise RuntimeError("the model's weights have changed since they were copied: make a new engine of it")
+            raise RuntimeError("the model's weights have changed since the engine was made: make a new engine of it")
         return self.model.encode(source, key_padding_mask, self.operations)
 
     @torch.no_grad()

@@ -339,13 +339,22 @@ def test_half_weights_are_a_copy_and_give_what_a_converted_model_gives(dtype, to
 def test_a_model_trained_on_since_is_noticed():
     model = copy.deepcopy(tiny_model64())
     engine, ids = GraphEngine(model), torch.full((1, 3), 5)
-    before = engine.encode(ids)
+    engine.encode(ids)
     model.decoder.layers[0].linear1.weight.mul_(2)
-    with pytest.raises(RuntimeError, match="weights have changed since they were copied"):
+    with pytest.raises(RuntimeError, match="weights have changed since the engine was made"):
         engine.encode(ids)
-    del model
-    gc.collect()
+
+
+def test_weights_are_in_memory_once_and_stay_when_the_model_is_converted():
+    model = copy.deepcopy(tiny_model64())
+    engine, ids = GraphEngine(model), torch.full((1, 3), 5)
+    assert [w.data_ptr() for w in engine.model.parameters()] == [w.data_ptr() for w in model.parameters()]
+    before = engine.encode(ids)
+    model.train().float()
     assert torch.equal(engine.encode(ids), before)
+    half = GraphEngine(model, torch.bfloat16)
+    assert {w.dtype for w in half.model.parameters()} == {torch.bfloat16}
+    assert {w.dtype for w in model.parameters()} == {torch.float32}
 
 
 def test_decodings_of_several_threads_have_memory_of_their_own():
