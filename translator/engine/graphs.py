@@ -17,6 +17,7 @@ from translator.model import TranslationModel
 
 BLOCK = 64
 KEPT = 4
+_RECORDING = threading.Lock()
 
 
 def as_it_is(device: torch.device) -> Recorder:
@@ -37,8 +38,8 @@ def cuda_graphs(device: torch.device) -> Recorder:
                 work()
             here.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate meanwhile.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            # One at a time in a process, says PyTorch; other threads may allocate meanwhile.
+            with _RECORDING, torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
                 work()
         return graph.replay
 

@@ -2,9 +2,13 @@
 
 import copy
 import gc
+import inspect
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import pytest
@@ -323,11 +327,13 @@ def test_a_structure_of_ones_own_is_recorded_where_it_keeps_keys_and_values(monk
         engine.start(engine.encode(torch.full((1, 3), 5)), None, CacheSpec())
 
 
+@ways
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.04), (torch.bfloat16, 0.2)])
-def test_half_weights_are_a_copy_and_give_what_a_converted_model_gives(dtype, tolerance):
-    model = tiny_model()
-    ids = torch.randint(4, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(1))
-    half, converted = GraphEngine(model, dtype, block=BLOCK), EagerEngine(copy.deepcopy(model).to(dtype))
+def test_half_weights_are_a_copy_and_give_what_a_converted_model_gives(device, recorder, dtype, tolerance):
+    model = copy.deepcopy(tiny_model()).to(device)
+    ids = torch.randint(4, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(1)).to(device)
+    half = GraphEngine(model, dtype, block=16, recorder=recorder)  # as a GPU's kernels want masks laid out
+    converted = EagerEngine(copy.deepcopy(model).to(dtype))
     assert model.embedding.weight.dtype == torch.float32
     mine, theirs = (each.start(each.encode(ids), None, CacheSpec()) for each in (half, converted))
     for token in range(10):
@@ -376,6 +382,59 @@ def test_decodings_of_several_threads_have_memory_of_their_own():
     assert not failed
     gc.collect()
     assert 1 <= len(engine._free) <= KEPT
+
+
+def test_a_cuda_graph_is_recorded_aside_after_one_run_and_alone(monkeypatch):
+    """What `cuda_graphs` asks of PyTorch, in order, where there is no GPU to do it."""
+    told: list[str] = []
+    signature = inspect.signature(torch.cuda.graph.__init__)
+    at_once = []
+
+    class Stream:
+        def __init__(self, name: object = "here") -> None:
+            self.name = str(name)
+
+        def wait_stream(self, other: "Stream") -> None:
+            told.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def in_stream(stream: Stream) -> Iterator[None]:
+        told.append(f"in {stream.name}")
+        yield
+
+    @contextmanager
+    def recording(graph: object, **options: object) -> Iterator[None]:
+        signature.bind(None, graph, **options)
+        at_once.append(1)
+        assert sum(at_once) == 1
+        told.append(f"record in {options['stream'].name}, {options['pool']}, {options['capture_error_mode']}")
+        yield
+        time.sleep(0.02)
+        at_once.append(-1)
+
+    for name, fake in {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": in_stream,
+        "device": lambda device: nullcontext(),
+        "CUDAGraph": lambda: mock.Mock(replay=lambda: told.append("replay")),
+        "graph": recording,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    record = cuda_graphs(torch.device("cuda:1"))
+    record(lambda: told.append("work"))()
+    assert told == [
+        "cuda:1 waits for here",
+        "in cuda:1",
+        "work",
+        "here waits for cuda:1",
+        "record in cuda:1, pool, thread_local",
+        "work",
+        "replay",
+    ]
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(record, [lambda: None] * 8))) == 8
 
 
 def test_mistakes_are_named_before_anything_changes():
