@@ -14,6 +14,7 @@ from translator.commands.options import (
     InputOption,
     SetOption,
     ThreadsOption,
+    WorkersOption,
     decode_config,
     load_translator,
 )
@@ -47,6 +48,7 @@ def run(
     set_: SetOption = None,
     cache: CacheOption = None,
     batch_tokens: BatchOption = None,
+    workers: WorkersOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
@@ -60,7 +62,13 @@ def run(
         raise UserError("--input: give a file to translate, or --hypotheses with finished translations")
     given = input or hypotheses
     assert given is not None
-    searching = {"beam-size": beam_size, "set": set_, "cache": cache, "batch-tokens": batch_tokens}
+    searching = {
+        "beam-size": beam_size,
+        "set": set_,
+        "cache": cache,
+        "batch-tokens": batch_tokens,
+        "workers": workers,
+    }
     _check_language(hypotheses, target_language, [name for name, value in searching.items() if value is not None])
     one_standard_input(**{"input or --hypotheses": given}, **{f"reference {n}": p for n, p in enumerate(reference, 1)})
     check_outputs(output=output)
@@ -70,7 +78,7 @@ def run(
         assert target_language is not None
         texts, language = lines, target_language
     else:
-        translator = load_translator(checkpoint, device, threads, batch_tokens, cache)
+        translator = load_translator(checkpoint, device, threads, batch_tokens, cache, workers)
         config = decode_config(translator, beam_size, 1, False, set_ or [])
         with progress_bar("translating, lines") as advance:
             texts = translator.translate(lines, config, progress=advance)

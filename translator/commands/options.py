@@ -49,7 +49,7 @@ BatchOption = Annotated[
         "--batch-tokens",
         min=1,
         max=MOST_BATCH_TOKENS,
-        help="Tokens side by side, beams and padding counted; more is faster and takes memory.",
+        help="Most tokens in a batch, beams and padding counted.",
     ),
 ]
 CacheOption = Annotated[

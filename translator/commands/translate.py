@@ -39,7 +39,7 @@ EXAMPLES = (
 )
 
 
-WINDOW = 1024
+WINDOW = 2048
 
 
 class Format(StrEnum):

@@ -29,7 +29,7 @@ from translator.search import Hypothesis, check_finite, policy_of
 
 log = logging.getLogger("translator")
 
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 4096
 DEFAULT_CACHE = "dynamic"
 
 Progress = Callable[[int, int], None]
