@@ -65,18 +65,19 @@ def source_ids(vocabulary: int) -> list[int]:
     return [*(draw.randrange(300, min(vocabulary, 8000)) for _ in range(SOURCE - 1)), 3]
 
 
-def mixed_lines(count: int) -> list[str]:
-    """Different English lines of mixed lengths, from the default corpora, held-out ones first.
-
-    Every fifth is two sentences joined, every tenth three.
-    """
+def held_out(count: int) -> list[str]:
+    """Different English sentences of the default corpora, held-out ones first."""
     from train.data import load_data
     from train.recipe import read_recipe
 
     data = load_data(*read_recipe("small"), say=lambda line: None)
-    sentences = [*data.test.sources, *data.dev.sources]
-    sentences += [pair.source for pair in data.train[: 2 * count]]
-    draw = iter(dict.fromkeys(sentences))
+    sentences = [*data.test.sources, *data.dev.sources, *(pair.source for pair in data.train)]
+    return list(dict.fromkeys(sentences))[:count]
+
+
+def mixed_lines(count: int) -> list[str]:
+    """Different English lines of mixed lengths: every fifth is two sentences joined, every tenth three."""
+    draw = iter(held_out(2 * count))
     lines = [" ".join(next(draw) for _ in range(3 if n % 10 == 9 else 2 if n % 5 == 4 else 1)) for n in range(count)]
     random.Random(7).shuffle(lines)
     return lines
