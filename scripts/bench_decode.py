@@ -61,7 +61,7 @@ def measured(section: str, bench: Bench, given: argparse.Namespace) -> dict[str,
     if section == "positions":
         return sections.by_position(bench, "xianyan")
     if section == "memory":
-        return sections.peak_memory(bench, models, mixed_lines(200))
+        return sections.peak_memory(bench, mixed_lines(200))
     return sections.process_start(bench, given.rounds)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     began = time.monotonic()
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
-        models = ["default"] if given.quick and "positions" not in given.only else ["xianyan", "default"]
+        models = ["default"] if given.quick and given.only == ["one"] else ["xianyan", "default"]
         folders = model_folders(models, Path(folder), say)
         bench = Bench(given.systems, folders, given.threads, given.rounds, say)
         figures = {}
@@ -113,8 +113,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=5, help="of one sentence, a plain decoder and starts")
-    parser.add_argument("--file-rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4, help="of one sentence, a plain decoder and starts")
+    parser.add_argument("--file-rounds", type=int, default=2, help="each translates another part of the lines")
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="the shipped model alone, 200 lines, 2 rounds")
     parser.add_argument("--output", type=Path, help="by default results/bench_decode_THREADS.json; sections are merged")

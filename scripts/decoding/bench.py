@@ -132,18 +132,19 @@ class Bench:
         rounds: int | None = None,
         once: Iterable[str] = (),
         warm: bool = True,
+        more: Callable[[str, int], dict[str, Any]] = lambda name, number: {},
     ) -> Runs:
         """Runs of each system's job, in turn, in so many rounds, by default the bench's; those in `once` in one.
 
-        `warm`: each runs once before, which isn't kept.
+        `warm`: each runs once before, which isn't kept. `more(name, round)` adds to the job.
         """
         runs: Runs = {name: [] for name in jobs}
         for number in range(-1 if warm else 0, rounds or self.rounds):
             for name, job in jobs.items():
                 if name not in runs or (name in once and number > 0):
                     continue
-                answer = self.ask(name, **job)
-                time.sleep(SETTLE)
+                answer = self.ask(name, **job, **more(name, number))
+                time.sleep(SETTLE if self.threads > 1 else 0.02)
                 if answer is None:
                     del runs[name]
                 elif number >= 0:

@@ -69,13 +69,12 @@ def positions(title: str, figures: Figures) -> Table:
 
 def memory(title: str, figures: Figures) -> Table:
     """Peaks."""
-    table = _table(title, "model, system")
-    for heading in ("one sentence, MB", "file, MB"):
-        table.add_column(heading, justify="right")
-    for model, systems in figures.items():
-        for name, found in systems.items():
-            cells = [f"{found[what]:.0f}" if what in found else "" for what in ("one sentence", "file")]
-            table.add_row(f"{model}, {name}", *cells)
+    table = _table(title, "system")
+    cases = list(dict.fromkeys(case for found in figures.values() for case in found))
+    for case in cases:
+        table.add_column(f"{case}, MB", justify="right")
+    for name, found in figures.items():
+        table.add_row(name, *(f"{found[case]:.0f}" if case in found else "" for case in cases))
     return table
 
 

@@ -18,8 +18,10 @@ Figures = dict[str, Any]
 RIVALS = ("ctranslate2 float32", "ctranslate2 int8", "transformers")
 TOKENS = 128  # of the one sentence
 LONGEST = 80  # tokens of a translation of a file's line
-SLOW = {"nn.TransformerDecoder", "transformers compiled"}  # one round of these tells enough
-SHARE = {"transformers": 4, "eager": 2}  # of a file's lines these get every 2nd, 4th: what counts is tokens a second
+SLOW = ("nn.TransformerDecoder", "transformers compiled")  # one greedy round of these tells enough
+# Of a file's lines these get every so many-th, greedy and with more beams, once: what counts is tokens a second.
+SHARE = {"transformers": (4, 16), "eager": (2, 2)}
+TRIED = 64  # lines that layouts are tried on
 
 
 def one_sentence(bench: Bench, models: Sequence[str], beams: Sequence[int]) -> Figures:
@@ -29,25 +31,29 @@ def one_sentence(bench: Bench, models: Sequence[str], beams: Sequence[int]) -> F
         ids = source_ids(8000)
         for width in beams:
             job = {"job": "one", "model": model, "ids": ids, "beams": width, "tokens": TOKENS}
-            names = [name for name in bench.names if width == 1 or name != "nn.TransformerDecoder"]
-            runs = bench.interleaved(dict.fromkeys(names, job), once=SLOW)
+            names = [name for name in bench.names if width == 1 or name not in SLOW]
+            runs = bench.interleaved(dict.fromkeys(names, job), once=(*SLOW, "transformers"))
             figures[f"{model}, beam {width}"] = summary(runs, TOKENS)
     return figures
 
 
 def file_of_lines(bench: Bench, model: str, beams: Sequence[int], lines: Sequence[str], rounds: int) -> Figures:
-    """A file, from text to text; each system in the layout that was the fastest on a part of it."""
-    names = [name for name in bench.names if name not in SLOW]
-    figures: Figures = {"lines": len(lines), "longest": LONGEST}
+    """Files, from text to text, another part of `lines` in each round; each system in its fastest layout."""
+    figures: Figures = {"lines": len(lines), "rounds": rounds, "longest": LONGEST}
     for width in beams:
         jobs, layouts = {}, {}
-        for name in names:
-            found = best_layout(bench, name, model, width, lines[: max(60, len(lines) // 16)])
+        for name in bench.names:
+            found = None if name in SLOW else best_layout(bench, name, model, width, lines[:TRIED])
             if found is not None:
                 layouts[name] = bench.layouts[name] = found
-                job = {"job": "file", "model": model, "beams": width, "longest": LONGEST, "layout": found}
-                jobs[name] = {**job, "lines": lines[:: SHARE.get(name, 1)]}
-        runs = bench.interleaved(jobs, rounds, once=SHARE, warm=False)
+                jobs[name] = {"job": "file", "model": model, "beams": width, "longest": LONGEST, "layout": found}
+
+        def part(name: str, number: int, width: int = width) -> dict[str, Any]:
+            """The lines of that round that the system gets."""
+            share = SHARE.get(name, (1, 1))[width > 1]
+            return {"lines": lines[number::rounds][::share], "every": share}
+
+        runs = bench.interleaved(jobs, rounds, once=SHARE, warm=False, more=part)
         figures[f"beam {width}"] = summary(runs)
         for name, found in figures[f"beam {width}"].items():
             found["layout"] = layouts[name]
@@ -96,20 +102,19 @@ def by_position(bench: Bench, model: str, near: int = 8, far: int = 512) -> Figu
     return figures
 
 
-def peak_memory(bench: Bench, models: Sequence[str], lines: Sequence[str]) -> Figures:
-    """Peak megabytes beyond the imported libraries, a new process each: one sentence with beam 4, or a file with it."""
-    one = {"job": "one", "ids": source_ids(8000), "beams": 4, "tokens": TOKENS}
+def peak_memory(bench: Bench, lines: Sequence[str]) -> Figures:
+    """Peak megabytes beyond the imported libraries, a new process each: one sentence of `xianyan`, a file; beam 4."""
+    one = {"job": "one", "model": "xianyan", "ids": source_ids(8000), "beams": 4, "tokens": TOKENS}
+    file = {"job": "file", "model": "default", "beams": 4, "longest": LONGEST, "lines": list(lines)}
     figures: Figures = {}
-    for model in models:
-        for name in bench.names:
-            if name in SLOW:
-                continue
-            file = {"job": "file", "beams": 4, "longest": LONGEST, "lines": list(lines), "layout": bench.layouts[name]}
-            found = figures.setdefault(model, {}).setdefault(name, {})
-            for what, task in (("one sentence", one), ("file", file)):
-                answer = bench.fresh(name, job="memory", task={"model": model, **task})
-                if answer is not None:
-                    found[what] = answer["megabytes"]
+    for name in bench.names:
+        if name in SLOW or name in bench.left:
+            continue
+        tasks = {"xianyan, one sentence": one, "default, file": {**file, "layout": bench.layouts[name]}}
+        for what, task in tasks.items():
+            answer = bench.fresh(name, job="memory", task=task)
+            if answer is not None:
+                figures.setdefault(name, {})[what] = answer["megabytes"]
     return figures
 
 
@@ -166,10 +171,13 @@ def summary(runs: Runs, tokens: int | None = None, against: Sequence[str] = RIVA
 
 
 def agreement(mine: dict[str, Any], theirs: dict[str, Any]) -> float | None:
-    """The share of places at which both found the same; None where they had other lines."""
+    """The share of places (tokens of the one sentence, lines that both had) at which both found the same."""
     for kind in ("texts", "tokens"):
         if isinstance(mine.get(kind), list):
-            if len(mine[kind]) != len(theirs[kind]):
-                return None
-            return sum(a == b for a, b in zip(mine[kind], theirs[kind], strict=True)) / len(mine[kind])
+            one, other = (
+                {place * found.get("every", 1): value for place, value in enumerate(found[kind])}
+                for found in (mine, theirs)
+            )
+            common = one.keys() & other.keys()
+            return sum(one[place] == other[place] for place in common) / len(common)
     return None

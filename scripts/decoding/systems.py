@@ -76,7 +76,7 @@ class Project:
 
     def layouts(self) -> list[Layout]:
         """See `System.layouts`."""
-        return [{"batch_tokens": tokens} for tokens in (1024, 2048, 4096, 8192)]
+        return [{"batch_tokens": tokens} for tokens in (1024, 2048, 4096)]
 
     def file(self, lines: Sequence[str], beams: int, longest: int, layout: Layout) -> Callable[[], Translated]:
         """See `System.file`."""
@@ -142,7 +142,7 @@ class CTranslate2:
     def layouts(self) -> list[Layout]:
         """See `System.layouts`."""
         workers = sorted({1, self.threads})
-        return [{"workers": w, "max_batch_size": size} for w in workers for size in (16, 32, 64, 128)]
+        return [{"workers": w, "max_batch_size": size} for w in workers for size in (16, 32, 64)]
 
     def file(self, lines: Sequence[str], beams: int, longest: int, layout: Layout) -> Callable[[], Translated]:
         """See `System.file`."""
@@ -216,7 +216,7 @@ class Transformers:
 
     def layouts(self) -> list[Layout]:
         """See `System.layouts`."""
-        return [{"batch_size": size} for size in (16, 32, 64)]
+        return [{"batch_size": size} for size in (16, 64)]
 
     def file(self, lines: Sequence[str], beams: int, longest: int, layout: Layout) -> Callable[[], Translated]:
         """See `System.file`."""

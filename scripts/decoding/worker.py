@@ -47,10 +47,19 @@ class Worker:
         """The layouts to try."""
         return {"layouts": self.system(model).layouts()}
 
-    def file(self, model: str, lines: list[str], beams: int, longest: int, layout: dict[str, Any]) -> Answer:
-        """A file, timed."""
-        (texts, tokens), answer = timed(self.system(model).file(lines, beams, longest, layout))
-        return {**answer, "tokens": tokens, "texts": texts}
+    def file(
+        self,
+        model: str,
+        lines: list[str],
+        beams: int,
+        longest: int,
+        layout: dict[str, Any] | None,
+        every: int = 1,
+    ) -> Answer:
+        """A file of every so many-th line, timed, by default in the first layout."""
+        system = self.system(model)
+        (texts, tokens), answer = timed(system.file(lines, beams, longest, layout or system.layouts()[0]))
+        return {**answer, "tokens": tokens, "texts": texts, "every": every}
 
     def plain(self, kind: str, tokens: int) -> Answer:
         """A decoder without a model, timed."""
@@ -73,10 +82,7 @@ class Worker:
         gc.collect()
         before = status_megabytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
-        job = dict(task)
-        if job.get("layout", job) is None:
-            job["layout"] = self.system(job["model"]).layouts()[0]
-        getattr(self, job.pop("job"))(**job)
+        getattr(self, task.pop("job"))(**task)
         return {"megabytes": status_megabytes("VmHWM") - before}
 
 
