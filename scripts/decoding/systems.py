@@ -7,6 +7,7 @@ of padding and start are suppressed in every system, so that all of them find th
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,12 +44,13 @@ class Project:
         from translator.pipeline import Translator
 
         torch.set_num_threads(threads)
-        options = {} if engine == "eager" else {"engine": engine, "compute_type": compute_type, "threads": threads}
-        try:
-            self.translator = Translator.from_checkpoint(folders["checkpoint"], **options)
-        except TypeError as error:
-            raise Missing(f"this version has no engine {engine!r} ({error})") from None
-        self.engine = self.translator.engine
+        options = {"engine": engine} | ({"compute_type": compute_type} if compute_type else {})
+        if "engine" not in inspect.signature(Translator.from_checkpoint).parameters:
+            if engine != "eager":
+                raise Missing(f"this version has no engine {engine!r}")
+            options = {}
+        self.translator = Translator.from_checkpoint(folders["checkpoint"], **options)
+        self.threads, self.engine = threads, self.translator.engine
         self.cache = self.translator._decoder.cache
 
     @staticmethod
@@ -76,14 +78,16 @@ class Project:
 
     def layouts(self) -> list[Layout]:
         """See `System.layouts`."""
-        return [{"batch_tokens": tokens} for tokens in (1024, 2048, 4096)]
+        workers = sorted({1, self.threads})
+        return [{"workers": w, "batch_tokens": tokens} for w in workers for tokens in (1024, 2048, 4096)]
 
     def file(self, lines: Sequence[str], beams: int, longest: int, layout: Layout) -> Callable[[], Translated]:
         """See `System.file`."""
         import dataclasses
 
         translator = self.translator
-        translator._decoder = dataclasses.replace(translator._decoder, **layout)
+        translator.workers = layout["workers"]
+        translator._decoder = dataclasses.replace(translator._decoder, batch_tokens=layout["batch_tokens"])
         limits = {"max_length_factor": 0.0, "max_length_extra": longest}
 
         def call() -> Translated:
