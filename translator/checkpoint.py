@@ -87,19 +87,9 @@ def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     Nothing of the model's size is allocated before the files have been found to fit each other. Raises `UserError` for
     a missing, truncated, inconsistent, damaged or foreign checkpoint.
     """
-    folder = checkpoint_folder(folder)
-    config = from_json(CheckpointConfig, folder / CONFIG)
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise UserError(
-            f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} pieces and {CONFIG} says {config.model.vocab_size}"
-        )
+    folder, config, tokenizer = _read_around(folder)
     with _opened(folder / WEIGHTS) as tensors:
-        layers, found = config.model.num_encoder_layers + config.model.num_decoder_layers, len(tensors.keys())
-        if found < layers:  # even a model without storage takes seconds to put together when it has many layers
-            raise UserError(f"{folder / WEIGHTS}: {found} tensors are too few for the {layers} layers of {CONFIG}")
-        with torch.device("meta"):
-            _check_fits(TranslationModel(config.model), tensors, folder / WEIGHTS)
+        _skeleton(config, tensors, folder)
         model = TranslationModel(config.model)
         _copy_weights(model, tensors, folder / WEIGHTS)
     model = model.to(device).eval()
@@ -110,6 +100,47 @@ def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         except UserError as error:
             raise UserError(f"{folder / WEIGHTS}: {error}") from None
     return Checkpoint(model, tokenizer, config)
+
+
+def map_checkpoint(folder: Path) -> Checkpoint:
+    """As `read_checkpoint`, but with matrices where the file has them and in the type it stores them: nothing of the
+    model's size is copied. For engines that pack them, and find numbers that aren't finite then.
+    """
+    folder, config, tokenizer = _read_around(folder)
+    with _opened(folder / WEIGHTS) as tensors:
+        model = _skeleton(config, tensors, folder)
+        model.make_buffers()
+        weights = {name: _read(tensors, name, folder / WEIGHTS) for name in model.state_dict()}
+    for name, weight in weights.items():
+        if weight.dim() == 1 or "positions" in name or weight.dtype == torch.float64:
+            weights[name] = weight = weight.float()
+            if not bool(weight.isfinite().all()):
+                raise UserError(_damaged(folder / WEIGHTS, name))
+    model.load_state_dict(weights, assign=True)
+    return Checkpoint(model.eval().requires_grad_(False), tokenizer, config)
+
+
+def _read_around(folder: Path) -> tuple[Path, CheckpointConfig, Tokenizer]:
+    """The checkpoint's own folder, and its files but for the weights."""
+    folder = checkpoint_folder(folder)
+    config = from_json(CheckpointConfig, folder / CONFIG)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} pieces and {CONFIG} says {config.model.vocab_size}"
+        )
+    return folder, config, tokenizer
+
+
+def _skeleton(config: CheckpointConfig, tensors: safe_open, folder: Path) -> TranslationModel:
+    """The model without storage, found to fit the file."""
+    layers, found = config.model.num_encoder_layers + config.model.num_decoder_layers, len(tensors.keys())
+    if found < layers:  # even a model without storage takes seconds to put together when it has many layers
+        raise UserError(f"{folder / WEIGHTS}: {found} tensors are too few for the {layers} layers of {CONFIG}")
+    with torch.device("meta"):
+        model = TranslationModel(config.model)
+    _check_fits(model, tensors, folder / WEIGHTS)
+    return model
 
 
 def check_ensemble(checkpoints: Sequence[Checkpoint], names: Sequence[object]) -> None:
@@ -156,7 +187,11 @@ def _copy_weights(model: torch.nn.Module, tensors: safe_open, path: Path) -> Non
     for name, mine in model.state_dict().items():
         mine.copy_(_read(tensors, name, path))
         if not bool(mine.isfinite().all()):
-            raise UserError(f"{path}: tensor {name!r} holds NaN or infinite values; the model is damaged")
+            raise UserError(_damaged(path, name))
+
+
+def _damaged(path: Path, name: str) -> str:
+    return f"{path}: tensor {name!r} holds NaN or infinite values; the model is damaged"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

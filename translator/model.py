@@ -50,6 +50,13 @@ class TranslationModel(nn.Module):
         for layer in (*self.encoder.layers, *self.decoder.layers):
             _use_byte_dropout(layer, config.dropout)
 
+    def make_buffers(self) -> None:
+        """Makes what no checkpoint holds, in a model that was put together on the meta device."""
+        config = self.config
+        for side in ("source_positions", "target_positions"):
+            if any(True for _ in getattr(self, side).buffers()):
+                setattr(self, side, make_positions(config.positions, config.max_positions, config.d_model))
+
     def operations(self) -> ModelOperations:
         """The plain operations, on the parameters as they are: training, and the reference."""
         return EagerModel(self)

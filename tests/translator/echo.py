@@ -14,6 +14,7 @@ class EchoEngine:
     """See `Engine`. Every target is the first `most` tokens of its source, then the end."""
 
     device = torch.device("cpu")
+    cache_kind = "dynamic"
 
     def __init__(self, vocab_size: int, end_id: int, most: int = 1 << 20, max_positions: int = 96) -> None:
         self.vocab_size, self.end_id, self.most, self.max_positions = vocab_size, end_id, most, max_positions

@@ -221,7 +221,7 @@ def is_near_tie(translator: Translator, config: DecodeConfig, line: int, one: Ca
     t = next(place for place, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
     source = torch.tensor([[*translator.tokenizer.encode(one.sources[0]), translator.tokenizer.eos_id]])
     target = torch.tensor([[translator.tokenizer.bos_id, *ids[:t]]])
-    log_probs = translator.models[0](source, target)[0, -1].log_softmax(-1)
+    log_probs = translator.engine.model(source, target)[0, -1].log_softmax(-1)
     trials, K = 64, config.n_best
     shaken = log_probs + 1e-4 * (2 * torch.rand(trials, len(log_probs)) - 1)
     rows = shaken.repeat_interleave(K, dim=0)
@@ -350,7 +350,7 @@ def spelling(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[
     """Makes every model say `steps`; returns the rows of each search made."""
     rows_seen: list[int] = []
 
-    def start(self: object, rows: int) -> Any:
+    def start(self: object, rows: int, longest: int) -> Any:
         rows_seen.append(rows)
         return lambda sources, slots: Unmoved(list(steps), len(sources), rows)
 
@@ -512,7 +512,7 @@ def test_the_score_of_text_counts_the_end_token_and_not_the_batch():
         ids = [*translator.tokenizer.encode(target), translator.tokenizer.eos_id]
         assert tokens == len(ids)
         source_ids = torch.tensor([[*translator.tokenizer.encode(source), translator.tokenizer.eos_id]])
-        logits = translator.models[0](source_ids, torch.tensor([[translator.tokenizer.bos_id, *ids[:-1]]]))
+        logits = translator.engine.model(source_ids, torch.tensor([[translator.tokenizer.bos_id, *ids[:-1]]]))
         assert score == pytest.approx(float(logits.log_softmax(-1)[0, range(len(ids)), ids].sum()), abs=1e-4)
     assert translator.score(["Yes."], [""])[0][1] == 1
     assert translator.score([], []) == []
@@ -664,7 +664,7 @@ def test_any_iterable_of_lines_will_do():
 
 
 def test_a_cache_kind_that_is_none_is_refused_with_those_that_are():
-    with pytest.raises(UserError, match="unknown cache kind 'elastic'; known: dynamic, static"):
+    with pytest.raises(UserError, match="unknown cache kind 'elastic'; known: dynamic, indirect, static"):
         tiny_translator(cache="elastic")
 
 
@@ -709,7 +709,7 @@ def test_translating_leaves_no_trace_between_calls():
     first = translator.candidates(RAGGED[:5], BEAM)
     translator.candidates(RAGGED[5:], GREEDY)
     assert_same(translator.candidates(RAGGED[:5], BEAM), first)
-    assert not translator.models[0].training
+    assert not translator.engine.model.training
     assert all(math.isfinite(candidate.log_prob) for candidates in first for candidate in candidates)
 
 

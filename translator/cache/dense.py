@@ -2,14 +2,15 @@
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from translator.attention.kernels import Kernel
 from translator.cache.lengths import Lengths
 from translator.cache.spec import CacheSpec
-from translator.cache.state import KeyValueState
+from translator.cache.state import KeyValueState, WritingStep
 from translator.cache.step import Step, View
 
 
@@ -22,6 +23,13 @@ class DenseCache(KeyValueState):
     """
 
     first_slots = 32
+    kernels_may_read: ClassVar[bool] = True
+    """Whether `in_place` holds: not for a subclass that appends or shows in another way, unless it says so."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kernels_may_read" not in vars(cls) and vars(cls).keys() & {"append", "shown", "begin"}:
+            cls.kernels_may_read = False
 
     def __init__(
         self,
@@ -49,6 +57,25 @@ class DenseCache(KeyValueState):
     def slots(self) -> int:
         """Slots in each row."""
         return self.k.shape[2]
+
+    def in_place(self, step: Step, view: View) -> list[Tensor] | None:
+        """See `KeyValueState.in_place`: `k` and `v`."""
+        if not self.kernels_may_read or view.window is not None or view.keys is not None or step.given is not None:
+            return None
+        if step.start is None:
+            self._zero_until(view.visible)
+        self.clean = max(self.clean, step.end)
+        return [self.k, self.v]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: WritingStep, kernel: Kernel, dropout: float) -> Tensor:
+        """By the kernel in place, if it can and is told the lengths; else see `KeyValueState.attend`."""
+        whole = step.step
+        if whole.held is not None and not dropout and kernel.reads(q, k, v, self.k, self.v):  # type: ignore[attr-defined]
+            parts = self.in_place(whole, step.view)
+            if parts is not None:
+                step.mark_written()
+                return kernel.in_place(q, k, v, whole.held, *parts)  # type: ignore[attr-defined]
+        return super().attend(q, k, v, step, kernel, dropout)
 
     def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
         """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`."""

@@ -125,6 +125,7 @@ class IndirectCache(GrowingCache):
     """
 
     kind = "indirect"
+    kernels_may_read = True
 
     def __init__(self, spec: CacheSpec, rows: int, heads: int, width: int, **factory: Any) -> None:
         super().__init__(spec, rows, heads, width, **factory)
@@ -150,6 +151,12 @@ class IndirectCache(GrowingCache):
         self.table.begin(step, self.slots)
         self._lengths, self._T = step.lengths, step.T
         return View(visible)
+
+    def in_place(self, step: Step, view: View) -> list[Tensor] | None:
+        """See `KeyValueState.in_place`: `k`, `v` and the table."""
+        if step.given is not None:
+            return None
+        return [self.k, self.v, self.table.origin, self.table.home]
 
     def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
         """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`, each row at its home."""

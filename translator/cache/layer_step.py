@@ -52,6 +52,10 @@ class LayerStep:
         _ = self.step
         self.written = True
 
+    def in_place(self) -> list[Tensor] | None:
+        """What a kernel works on that does this layer's share by itself; see `KeyValueState.in_place`."""
+        return self.state.in_place(self.step, self.view) if isinstance(self.state, KeyValueState) else None
+
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends `k, v` `(rows, H_kv, T, D_head)` and returns all of K and V. The one line that knows of caching."""
         state = self.state

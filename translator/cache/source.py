@@ -55,11 +55,19 @@ class SourceState:
         self._k, self._v = self._k.to(device, dtype), self._v.to(device, dtype)
 
     def select(self, sentences: Tensor) -> None:
-        """Keeps the sentences with these indices, in this order."""
-        k, v = (part.index_select(0, sentences) for part in (self._k, self._v))
-        if self.fixed:
-            k, v = self._k[: len(k)].copy_(k), self._v[: len(v)].copy_(v)
-        self._k, self._v = k, v
+        """Keeps the sentences with these indices, in this order: only those that change their place are copied."""
+        with torch.inference_mode():  # they may have been made in it
+            self._k, self._v = (self._selected(part, sentences) for part in (self._k, self._v))
+
+    def _selected(self, part: Tensor, sentences: Tensor) -> Tensor:
+        kept = part.narrow(0, 0, len(sentences))
+        if self.fixed:  # on a device, finding out which ones move would mean to wait for it
+            return kept.copy_(part.index_select(0, sentences))
+        places = torch.arange(len(sentences), device=sentences.device)
+        moved = places[sentences != places]
+        if len(moved):
+            kept[moved] = part[sentences[moved]]
+        return kept
 
     def admit(self, slots: Sequence[int], source: "SourceState") -> None:
         """Sentences `slots` become those of `source`, in order."""

@@ -114,13 +114,22 @@ class LayerState(ABC):
 class WritingStep(Protocol):
     """What a container sees of its layer's share of a step; see `LayerStep`."""
 
+    view: View
+
+    @property
+    def step(self) -> Step:
+        """The whole stack's."""
+
     @property
     def mask(self) -> Tensor | None:
         """What the queries see of the view."""
 
     @property
     def is_causal(self) -> bool:
-        """Whether the mask is None because the kernel's own causal one is right."""
+        """Whether that is the kernel's own causal mask."""
+
+    def mark_written(self) -> None:
+        """The layer has done its share."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Appends to the container and returns all of K and V."""
@@ -147,6 +156,13 @@ class KeyValueState(LayerState):
         device: torch.device | None = None,
     ) -> None:
         """Empty, for `rows` hypotheses of `heads` key heads, each `width` wide."""
+
+    def in_place(self, step: Step, view: View) -> list[Tensor] | None:
+        """Makes ready for a kernel that writes this step's K and V itself, and reads the container where it lies.
+
+        Returns what that kernel works on, or None (the default) where this container or this view isn't for kernels.
+        """
+        return None
 
     @abstractmethod
     def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:

@@ -50,6 +50,7 @@ class Step:
         "device",
         "end",
         "given",
+        "held",
         "lengths",
         "slots",
         "source_mask",
@@ -77,6 +78,8 @@ class Step:
         self.slots = None if lengths.uniform is not None else lengths.slots(T, device)
         self.end = lengths.longest + T
         self.closed = False
+        self.held: Tensor | None = None
+        """The lengths as kernels read them that work on a cache in place, `(rows,)` int32; None in plain PyTorch."""
         self._positions: Tensor | None = None
         self._masks: dict[View, tuple[Tensor | None, bool]] = {}
         self._places: dict[tuple[int, int], Tensor] = {}

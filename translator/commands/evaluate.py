@@ -10,11 +10,12 @@ from translator.commands.options import (
     BeamOption,
     CacheOption,
     CheckpointsOption,
+    ComputeTypeOption,
     DeviceOption,
+    EngineOption,
     InputOption,
     SetOption,
     ThreadsOption,
-    WorkersOption,
     decode_config,
     load_translator,
 )
@@ -48,9 +49,10 @@ def run(
     set_: SetOption = None,
     cache: CacheOption = None,
     batch_tokens: BatchOption = None,
-    workers: WorkersOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    compute_type: ComputeTypeOption = "auto",
 ) -> None:
     """BLEU and chrF, with sacreBLEU's signatures; the tokenizer follows the target language.
 
@@ -62,13 +64,7 @@ def run(
         raise UserError("--input: give a file to translate, or --hypotheses with finished translations")
     given = input or hypotheses
     assert given is not None
-    searching = {
-        "beam-size": beam_size,
-        "set": set_,
-        "cache": cache,
-        "batch-tokens": batch_tokens,
-        "workers": workers,
-    }
+    searching = {"beam-size": beam_size, "set": set_, "cache": cache, "batch-tokens": batch_tokens}
     _check_language(hypotheses, target_language, [name for name, value in searching.items() if value is not None])
     one_standard_input(**{"input or --hypotheses": given}, **{f"reference {n}": p for n, p in enumerate(reference, 1)})
     check_outputs(output=output)
@@ -78,7 +74,9 @@ def run(
         assert target_language is not None
         texts, language = lines, target_language
     else:
-        translator = load_translator(checkpoint, device, threads, batch_tokens, cache, workers)
+        translator = load_translator(
+            checkpoint, device, threads, batch_tokens, cache, engine=engine, compute_type=compute_type
+        )
         config = decode_config(translator, beam_size, 1, False, set_ or [])
         with progress_bar("translating, lines") as advance:
             texts = translator.translate(lines, config, progress=advance)

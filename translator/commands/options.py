@@ -49,11 +49,23 @@ BatchOption = Annotated[
         "--batch-tokens",
         min=1,
         max=MOST_BATCH_TOKENS,
-        help="Most tokens in a batch, beams and padding counted.",
+        help="Tokens side by side, beams and padding counted; more is faster and takes memory.",
     ),
 ]
 CacheOption = Annotated[
     str | None, typer.Option("--cache", metavar="KIND", help="Kind of cache; a wrong one is answered with those known.")
+]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", metavar="NAME", help="eager: plain PyTorch; packed: for CPUs; graphs: for GPUs; auto."),
+]
+ComputeTypeOption = Annotated[
+    str,
+    typer.Option(
+        "--compute-type",
+        metavar="TYPE",
+        help="What weights are computed with: float32, float16, bfloat16, int8; auto changes none.",
+    ),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes one setting.")]
 
@@ -65,6 +77,8 @@ def load_translator(
     batch_tokens: int | None = None,
     cache: str | None = None,
     workers: int | None = None,
+    engine: str = "auto",
+    compute_type: str = "auto",
 ) -> "Translator":
     """The checkpoints in these folders, or the shipped one, ready to translate; raises `UserError`."""
     from translator.pipeline import Translator
@@ -72,7 +86,9 @@ def load_translator(
     set_threads(threads)
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache, "workers": workers}
     given = {name: value for name, value in options.items() if value is not None}
-    return Translator.from_checkpoint(*checkpoints or (), device=device, **given)
+    return Translator.from_checkpoint(
+        *checkpoints or (), device=device, engine=engine, compute_type=compute_type, **given
+    )
 
 
 def set_threads(threads: int | None) -> None:

@@ -8,7 +8,9 @@ import typer
 from translator.commands.options import (
     BatchOption,
     CheckpointsOption,
+    ComputeTypeOption,
     DeviceOption,
+    EngineOption,
     InputOption,
     OutputOption,
     ThreadsOption,
@@ -37,6 +39,8 @@ def run(
     batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    compute_type: ComputeTypeOption = "auto",
 ) -> None:
     """Teacher-forced log-probability of given translations: one line each, the log-probability and its tokens.
 
@@ -49,7 +53,7 @@ def run(
     if len(files) != (0 if candidates else 2):
         raise UserError("--input and --target: give both, or --candidates alone")
     check_outputs(output=output)
-    translator = load_translator(checkpoint, device, threads, batch_tokens)
+    translator = load_translator(checkpoint, device, threads, batch_tokens, engine=engine, compute_type=compute_type)
     with progress_bar("scoring") as advance:
         if candidates is not None:
             results = score_candidates(translator, read_candidates(candidates), advance)

@@ -15,7 +15,9 @@ from translator.commands.options import (
     BeamOption,
     CacheOption,
     CheckpointsOption,
+    ComputeTypeOption,
     DeviceOption,
+    EngineOption,
     InputOption,
     OutputOption,
     SetOption,
@@ -39,7 +41,7 @@ EXAMPLES = (
 )
 
 
-WINDOW = 2048
+WINDOW = 1024
 
 
 class Format(StrEnum):
@@ -69,6 +71,8 @@ def run(
     threads: ThreadsOption = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on standard error what it took.")] = False,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "auto",
+    compute_type: ComputeTypeOption = "auto",
 ) -> None:
     """Translate text, a file or a pipe: N lines in, N lines out, in order.
 
@@ -82,7 +86,9 @@ def run(
     if text and input:
         raise UserError("--input: give text as arguments or a file, not both")
     check_outputs(output=output)
-    translator = load_translator(checkpoint, device, threads, batch_tokens, cache, workers)
+    translator = load_translator(
+        checkpoint, device, threads, batch_tokens, cache, workers, engine=engine, compute_type=compute_type
+    )
     config = decode_config(translator, beam_size, n_best, sample, set_ or [])
     to_file = output is not None and not is_standard_stream(output)
     pace, done = Pace(), 0

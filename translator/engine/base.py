@@ -88,8 +88,15 @@ class Engine(Protocol):
     def max_positions(self) -> int:
         """The longest source and the longest target, in tokens."""
 
+    @property
+    def cache_kind(self) -> str:
+        """The container it decodes fastest with."""
+
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Any:
         """Memory of ids `(B, S)`; `key_padding_mask` `(B, S)`, True = padding."""
+
+    def log_probs(self, source: Tensor, target: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities `(B, T, V)` of what follows each of the target ids `(B, T)`, given source ids `(B, S)`."""
 
     def start(self, memory: Any, key_padding_mask: Tensor | None, spec: CacheSpec) -> Decoding:
         """A decoding of the sentences of `memory`, `spec.beams` rows each, nothing decoded yet."""
@@ -151,6 +158,11 @@ class MatrixScores:
     def _best(self, n: int) -> tuple[Tensor, Tensor]:
         """The n largest logits of each row `(rows, n)`, descending, and their ids."""
         return self._matrix.topk(n, dim=1)
+
+
+def normalised(logits: Tensor) -> Tensor:
+    """Log-probabilities from logits `(…, V)`, in fp32 at least."""
+    return _wide(logits).log_softmax(dim=-1)
 
 
 def _wide(values: Tensor) -> Tensor:

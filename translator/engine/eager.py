@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from translator.cache import CacheSpec, DecoderCache
-from translator.engine.base import MatrixScores
+from translator.engine.base import MatrixScores, normalised
 from translator.model import TranslationModel
 
 
@@ -32,10 +32,20 @@ class EagerEngine:
         """The model's."""
         return self.model.config.max_positions
 
+    @property
+    def cache_kind(self) -> str:
+        """See `Engine.cache_kind`."""
+        return "dynamic"
+
     @torch.no_grad()
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Memory `(B, S, D)` of ids `(B, S)`."""
         return self.model.encode(source, key_padding_mask, self.operations)
+
+    @torch.no_grad()
+    def log_probs(self, source: Tensor, target: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `Engine.log_probs`."""
+        return normalised(self.model(source, target, key_padding_mask))
 
     @torch.no_grad()
     def start(self, memory: Tensor, key_padding_mask: Tensor | None, spec: CacheSpec) -> "EagerDecoding":

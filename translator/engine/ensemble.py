@@ -38,11 +38,24 @@ class EnsembleEngine:
         """The shortest of the members'."""
         return min(engine.max_positions for engine in self.engines)
 
+    @property
+    def cache_kind(self) -> str:
+        """The first member's."""
+        return self.engines[0].cache_kind
+
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> list[Any]:
         """Each member's memory of ids `(B, S)`."""
         return [
             engine.encode(source.to(engine.device), _on(key_padding_mask, engine.device)) for engine in self.engines
         ]
+
+    def log_probs(self, source: Tensor, target: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `Engine.log_probs`: the members' mean."""
+        members = [
+            engine.log_probs(source.to(engine.device), target.to(engine.device), _on(key_padding_mask, engine.device))
+            for engine in self.engines
+        ]
+        return torch.stack([member.to(self.device) for member in members]).mean(dim=0)
 
     def start(self, memory: list[Any], key_padding_mask: Tensor | None, spec: CacheSpec) -> "EnsembleDecoding":
         """See `Engine.start`."""

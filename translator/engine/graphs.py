@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from translator.cache import CacheSpec, DecoderCache
 from translator.cache.dense import whole_blocks
 from translator.engine.arena import Arena, Recorder, Room, Work, power_of_two, to_device
-from translator.engine.base import MatrixScores
+from translator.engine.base import MatrixScores, normalised
 from translator.model import TranslationModel
 
 BLOCK = 64
@@ -97,6 +97,16 @@ class GraphEngine:
         if model is not None and _versions(model) != versions:
             raise RuntimeError("the model's weights have changed since the engine was made: make a new engine of it")
         return self.model.encode(source, key_padding_mask, self.operations)
+
+    @property
+    def cache_kind(self) -> str:
+        """See `Engine.cache_kind`; it has no other."""
+        return "static"
+
+    @torch.no_grad()
+    def log_probs(self, source: Tensor, target: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `Engine.log_probs`."""
+        return normalised(self.model(source, target, key_padding_mask))
 
     @torch.no_grad()
     def start(self, memory: Tensor, key_padding_mask: Tensor | None, spec: CacheSpec) -> "GraphDecoding":

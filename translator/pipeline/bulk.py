@@ -12,7 +12,7 @@ from translator.pipeline.text import Piece, Task
 from translator.pipeline.workers import Workers
 
 AHEAD = 2
-"""Batches for each worker that are under way before one is waited for: none waits for what is read, cut or written."""
+"""Windows that are under way while one is waited for: no worker waits for what is being read, cut or written."""
 
 MOST_REMEMBERED = 32 << 20
 """Bytes, estimated, of what is kept for sentences that come again."""
@@ -56,15 +56,9 @@ class Bulk:
     ) -> Iterator[list[list[Piece]]]:
         """Each window once everything in it is found; if the next isn't `ready`, that comes before waiting for it."""
         under_way: deque[_Window] = deque()
-
-        def enough() -> bool:
-            left = [sum(not batch.done() for batch in window.batches) for window in under_way]
-            # Windows are counted too: while one worker is long at the first, another may be done with any number.
-            return not left[0] or max(sum(left), len(left)) > AHEAD * workers.count
-
         for by_line in windows:
             under_way.append(self._begun(by_line, workers))
-            while under_way and (enough() or not ready()):
+            while under_way and (len(under_way) > AHEAD or not ready()):
                 yield self._finished(under_way.popleft(), workers)
         while under_way:
             yield self._finished(under_way.popleft(), workers)

@@ -66,8 +66,9 @@ class TaskDecoder:
             yield one_line(self.tokenizer, task.found[0].tokens)
             return
         shown, ids = "", list[int]()
-        driver = Driver(config, self._start(1))
-        driver.add(self._sentences([task], config)[0], task.ids)
+        (sentence,) = self._sentences([task], config)
+        driver = Driver(config, self._start(1, sentence.limit))
+        driver.add(sentence, task.ids)
         while driver.busy:
             (event,) = driver.step()
             ids += [row.token for row in event.rows if row]
@@ -81,10 +82,11 @@ class TaskDecoder:
                 shown = text
 
     def _search(self, tasks: Sequence[Task], config: DecodeConfig, stopped: Event | None) -> None:
-        start = self._start(rows_per_sentence(config))
+        rows = rows_per_sentence(config)
         for batch in self.batches(tasks, config):
             driver = Driver(config)
             sentences = self._sentences(batch, config)
+            start = self._start(rows, max(sentence.limit for sentence in sentences))
             numbers = driver.adopt(start([task.ids for task in batch], None), sentences)
             by_number = dict(zip(numbers, batch, strict=True))
             while driver.busy:
@@ -94,8 +96,8 @@ class TaskDecoder:
                     if event.result is not None:
                         by_number[event.number].found = event.result
 
-    def _start(self, rows: int) -> Start:
-        return starter(self.engine, CacheSpec.for_targets(self.cache, self.engine.max_positions, beams=rows))
+    def _start(self, rows: int, longest: int) -> Start:
+        return starter(self.engine, CacheSpec(kind=self.cache, capacity=longest, beams=rows))
 
     def _sentences(self, tasks: Sequence[Task], config: DecodeConfig) -> list[Sentence]:
         limit = self.engine.max_positions

@@ -11,11 +11,11 @@ import torch
 
 from translator.arguments import item_list, text_list
 from translator.cache import CACHE_KINDS
-from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, check_ensemble, read_checkpoint
+from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, check_ensemble
 from translator.config import DecodeConfig, parse
 from translator.device import usable_device
 from translator.engine import Engine
-from translator.engine.eager import EagerEngine
+from translator.engine.engines import AUTO, make_engine, read_engine
 from translator.engine.ensemble import EnsembleEngine
 from translator.errors import UserError
 from translator.padding import pad, padding
@@ -29,8 +29,7 @@ from translator.search import Hypothesis, check_finite, policy_of
 
 log = logging.getLogger("translator")
 
-BATCH_TOKENS = 4096
-DEFAULT_CACHE = "dynamic"
+BATCH_TOKENS = 8192
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is in all."""
@@ -57,27 +56,31 @@ class Translator:
     One serves several threads at once: nothing in it changes by translating.
 
     `batch_tokens` bounds a batch: rows (sentences by beams) times the longest source. `workers` batches are decoded at
-    once and share PyTorch's CPU threads (by default see `pipeline.workers.layout`). `cache` is the container's kind;
-    `engine` runs the models, by default plain PyTorch. Raises `UserError` for an unknown kind, and for checkpoints of
-    other languages or tokens than the first's. Lines, sources, targets and prefixes are lists of texts everywhere: a
-    single string in their place is a `TypeError`.
+    once and share PyTorch's CPU threads (by default see `pipeline.workers.layout`). `cache` is the container's kind, by
+    default the engine's own choice; `engine` one that runs the models, or the name of one in `engine.engines.ENGINES`,
+    and `compute_type` what it computes with. Raises `UserError` for an unknown kind, engine or type, and for
+    checkpoints of other languages or tokens than the first's. Lines, sources, targets and prefixes are lists of texts
+    everywhere: a single string in their place is a `TypeError`.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *others: Checkpoint,
-        engine: Engine | None = None,
+        engine: Engine | str = AUTO,
+        compute_type: str = AUTO,
         batch_tokens: int = BATCH_TOKENS,
-        cache: str = DEFAULT_CACHE,
+        cache: str | None = None,
         workers: int | None = None,
     ) -> None:
+        check_ensemble([checkpoint, *others], [f"checkpoint {number}" for number in range(1, len(others) + 2)])
+        if isinstance(engine, str):
+            engines = [make_engine(each.model.eval(), engine, compute_type) for each in (checkpoint, *others)]
+            engine = EnsembleEngine(engines) if others else engines[0]
+        cache = cache or engine.cache_kind
         if cache not in CACHE_KINDS:
             raise UserError(f"unknown cache kind {cache!r}; known: {', '.join(sorted(CACHE_KINDS))}")
-        check_ensemble([checkpoint, *others], [f"checkpoint {number}" for number in range(1, len(others) + 2)])
-        self.models = [each.model.eval() for each in (checkpoint, *others)]
-        engines = [EagerEngine(model) for model in self.models]
-        self.engine = engine or (EnsembleEngine(engines) if others else engines[0])
+        self.engine = engine
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
@@ -89,8 +92,10 @@ class Translator:
         cls,
         *paths: str | Path | None,
         device: str = "cpu",
+        engine: str = AUTO,
+        compute_type: str = AUTO,
         batch_tokens: int = BATCH_TOKENS,
-        cache: str = DEFAULT_CACHE,
+        cache: str | None = None,
         workers: int | None = None,
     ) -> "Translator":
         """The checkpoint in folder `path`, by default the shipped model; several decode together as an ensemble.
@@ -98,9 +103,11 @@ class Translator:
         Raises `UserError` when one can't be used, or not with the first.
         """
         folders = [Path(path) if path else DEFAULT_CHECKPOINT for path in paths or (None,)]
-        checkpoints = [read_checkpoint(folder, usable_device(device)) for folder in folders]
+        read = [read_engine(folder, usable_device(device), engine, compute_type) for folder in folders]
+        checkpoints, engines = [each for each, _ in read], [made for _, made in read]
         check_ensemble(checkpoints, folders)
-        return cls(*checkpoints, batch_tokens=batch_tokens, cache=cache, workers=workers)
+        whole = EnsembleEngine(engines) if len(engines) > 1 else engines[0]
+        return cls(*checkpoints, engine=whole, batch_tokens=batch_tokens, cache=cache, workers=workers)
 
     def translate(
         self,
@@ -338,8 +345,7 @@ class Translator:
         target = pad([pair[1] for pair in pairs], tokenizer.pad_id).to(device)
         target_in = target.roll(1, dims=1)
         target_in[:, 0] = tokenizer.bos_id
-        by_model = [model(source, target_in, hidden).float().log_softmax(dim=-1) for model in self.models]
-        chosen = torch.stack([each.gather(2, target.unsqueeze(2)).squeeze(2) for each in by_model]).mean(dim=0)
+        chosen = self.engine.log_probs(source, target_in, hidden).gather(2, target.unsqueeze(2)).squeeze(2)  # (B, T)
         check_finite(chosen)
         real = ~padding([len(pair[1]) for pair in pairs]).to(device)
         return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()

@@ -12,17 +12,13 @@ import torch
 T = TypeVar("T")
 
 
-MOST_WORKERS = 8
-"""Workers by default, at the most: their Python code runs one at a time, and takes a few percent of a batch."""
-
-
 def layout(workers: int | None, threads: int, device: torch.device) -> tuple[int, int]:
     """How many batches are decoded at once, and with how many CPU threads each, of `threads` in all.
 
-    By default one on each thread, up to `MOST_WORKERS`: two batches on one thread each leave no core waiting at the end
-    of every operation, as one batch on two does. On a GPU one, which has the whole of it.
+    By default as many as there are threads: two batches on one thread each leave no core waiting at the end of every
+    operation, as one batch on two does. On a GPU one, which has the whole of it.
     """
-    count = workers or (min(threads, MOST_WORKERS) if device.type == "cpu" else 1)
+    count = workers or (threads if device.type == "cpu" else 1)
     return count, max(1, threads // count)
 
 
@@ -34,7 +30,7 @@ class Workers:
     """
 
     def __init__(self, count: int, threads: int) -> None:
-        self.count, self._threads = count, threads
+        self._count, self._threads = count, threads
         self._stopped = Event()
         self._first: Callable[[], None] | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -59,7 +55,7 @@ class Workers:
             self._first = run
             return future
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, "translator", torch.set_num_threads, (self._threads,))
+            self._pool = ThreadPoolExecutor(self._count, "translator", torch.set_num_threads, (self._threads,))
         if self._first is not None:
             self._pool.submit(self._first)
             self._first = None

@@ -1,0 +1,67 @@
+"""Weights in the form the native kernels read: packed once, in one block of memory."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from translator.attention import Product
+from translator.engine.native.library import BFLOAT16, FLOAT16, FLOAT32, INT8, Kernels
+from translator.errors import UserError
+
+ALIGNMENT = 64
+TYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
+SOURCES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+class PackedProduct(NamedTuple):
+    """A weight `(N, K)` with its bias at `address`, as `tr_pack` writes it."""
+
+    address: int
+    type: int
+    N: int
+    K: int
+
+
+class PackedWeights:
+    """Products by name, packed as `compute_type`; shared by all threads, never written again."""
+
+    def __init__(self, block: Tensor, products: Mapping[str, PackedProduct], compute_type: str) -> None:
+        self.block = block
+        self.products = dict(products)
+        self.compute_type = compute_type
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all packed weights."""
+        return self.block.nbytes
+
+    @classmethod
+    def pack(cls, library: Kernels, products: Mapping[str, Product], compute_type: str) -> "PackedWeights":
+        """From weights `(N, K)` and biases `(N,)`; raises `UserError` for a weight that isn't finite in that type."""
+        type_ = TYPES[compute_type]
+        sizes = {name: _aligned(library.packed_bytes(type_, *weight.shape)) for name, (weight, _) in products.items()}
+        block = torch.empty(sum(sizes.values()) + ALIGNMENT, dtype=torch.uint8)
+        start, packed = _aligned(block.data_ptr()), {}
+        for name, (weight, bias) in products.items():
+            _pack(library, type_, name, weight, bias, start)
+            packed[name] = PackedProduct(start, type_, *weight.shape)
+            start += sizes[name]
+        return cls(block, packed, compute_type)
+
+
+def _pack(library: Kernels, type_: int, name: str, weight: Tensor, bias: Tensor | None, address: int) -> None:
+    weight = weight.detach().cpu().contiguous()
+    if weight.dtype not in SOURCES:
+        weight = weight.float()
+    if bias is not None:
+        bias = bias.detach().cpu().float().contiguous()
+    source = TYPES[SOURCES[weight.dtype]]
+    bias_address = None if bias is None else bias.data_ptr()
+    if library.pack(type_, *weight.shape, weight.data_ptr(), source, bias_address, address):
+        raise UserError(f"weight {name}: holds a number that is not finite, or too large for the compute type")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

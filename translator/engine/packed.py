@@ -1,0 +1,285 @@
+"""The fast engine: weights packed once, a step recorded as native calls and replayed in one.
+
+    engine = PackedEngine(model, "float16")                     # a TranslationModel
+    packed = CachedDecoder.from_torch(decoder).packed("int8")   # anyone's decoder
+
+The layers' own code runs on the operations of `translator.engine.native`; nothing of a structure is written twice.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from translator.attention import Product
+from translator.cache import CacheSpec, DecoderCache
+from translator.decoder import CachedDecoder
+from translator.decoder_layer import as_batch, as_given
+from translator.engine.base import Scores, normalised
+from translator.engine.native.library import load
+from translator.engine.native.operations import Native, NativeStack, embedded, product
+from translator.engine.native.steps import Steps
+from translator.engine.native.weights import SOURCES, TYPES, PackedProduct, PackedWeights
+from translator.engine.scores import NativeScores
+from translator.errors import UserError
+from translator.model import TranslationModel
+
+AUTO = "auto"
+
+
+class PackedModel:
+    """`ModelOperations` of a model whose products are packed; embeddings, norms and positions are the model's."""
+
+    def __init__(
+        self, native: Native, model: TranslationModel, weights: PackedWeights, table: Tensor, positions: Tensor
+    ) -> None:
+        """`table` `(V, D)` are the embeddings, in any float type; `positions` `(max_positions, D)` the target's."""
+        self.native = native
+        self.model = model
+        self.weights = weights
+        self.table = table
+        self.positions = positions
+        self.scale = math.sqrt(model.config.d_model)
+        self.encoder = _stack(native, model.encoder, model.encoder.stack, weights, "encoder.layers")
+        self.decoder = _stack(native, model.decoder, model.decoder.stack, weights, "decoder.layers")
+
+    def embed_next(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """`(rows, 1, D)` of each row's next token, ids `(rows, 1)`, in one call; `lengths` `(rows,)` int32."""
+        return embedded(self.native, ids, lengths, self.table, self.positions, self.scale)
+
+    def embed_source(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """See `ModelOperations.embed_source`."""
+        return F.embedding(ids, self.table).float() * self.scale + self.model.source_positions(positions)
+
+    def embed_target(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """See `ModelOperations.embed_target`."""
+        return F.embedding(ids, self.table).float() * self.scale + F.embedding(positions, self.positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `ModelOperations.logits`."""
+        return product(self.native, self.weights.products["logits"], hidden, None, 0, None)
+
+    def on(self, native: Native) -> "PackedModel":
+        """The same on other threads, or for the steps of one cache."""
+        return PackedModel(native, self.model, self.weights, self.table, self.positions)
+
+
+class PackedEngine:
+    """See `Engine`.
+
+    With `release` the model's own matrices are let go, so that the packed ones are the only ones in memory. Without it
+    the model stays whole; once its weights have changed, the engine raises `RuntimeError`. Raises `UserError` for an
+    unknown compute type and for weights that aren't finite in it.
+    """
+
+    def __init__(
+        self,
+        model: TranslationModel,
+        compute_type: str = AUTO,
+        *,
+        threads: int | None = None,
+        release: bool = False,
+    ) -> None:
+        self.model = model
+        native = Native(load(), threads)
+        products = model.products()
+        self.compute_type = chosen_type(compute_type, products)
+        weights = PackedWeights.pack(native.library, products, self.compute_type)
+        with torch.no_grad():
+            positions = model.target_positions(torch.arange(self.max_positions)).float().contiguous()
+            table = model.embedding.weight.detach()
+            if release:
+                table = table.clone()
+                _release(model, products)
+        self._versions = _versions(model)
+        self.operations = PackedModel(native, model, weights, table, positions)
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """The model's."""
+        return self.model.config.max_positions
+
+    @property
+    def cache_kind(self) -> str:
+        """See `Engine.cache_kind`: its kernels follow the table, so that beams are never copied."""
+        return "indirect"
+
+    @torch.no_grad()
+    def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Memory `(B, S, D)` of ids `(B, S)`."""
+        if _versions(self.model) != self._versions:
+            raise RuntimeError("the model's weights have changed since they were packed: make a new engine of it")
+        return self.model.encode(source, key_padding_mask, self.operations)
+
+    @torch.no_grad()
+    def log_probs(self, source: Tensor, target: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `Engine.log_probs`."""
+        memory = self.encode(source, key_padding_mask)
+        hidden = self.model.decode(target, memory, key_padding_mask, self.operations)
+        return normalised(self.operations.logits(hidden))
+
+    @torch.no_grad()
+    def start(self, memory: Tensor, key_padding_mask: Tensor | None, spec: CacheSpec) -> "PackedDecoding":
+        """See `Engine.start`. K and V are kept in fp32."""
+        spec = replace(spec, dtype=torch.float32)
+        return PackedDecoding(self, self.model.start(memory, key_padding_mask, spec, operations=self.operations))
+
+
+class PackedDecoding:
+    """A `PackedEngine` with its cache; see `Decoding`."""
+
+    def __init__(self, engine: PackedEngine, cache: DecoderCache) -> None:
+        self.engine = engine
+        self.cache = cache
+        self._steps = Steps(engine.operations.native, self._run)
+
+    @property
+    def batch_size(self) -> int:
+        """Sentences in the grid."""
+        return self.cache.batch_size
+
+    @property
+    def beams(self) -> int:
+        """Rows a sentence."""
+        return self.cache.beams
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Scores:
+        """See `Decoding.step`."""
+        if self.cache.length >= self.engine.max_positions:
+            raise ValueError(f"the targets have reached the model's {self.engine.max_positions} positions")
+        native = self.engine.operations.native
+        return NativeScores(native.library, self._steps.step(self.cache, tokens.unsqueeze(1))[:, -1], native.threads)
+
+    def reorder(self, beam: Tensor) -> None:
+        """See `Decoding.reorder`."""
+        self.cache.reorder(beam)
+
+    def compact(self, keep: Tensor) -> None:
+        """See `Decoding.compact`."""
+        self.cache.compact(keep)
+
+    def admit(self, slots: Sequence[int], newcomers: "PackedDecoding") -> None:
+        """See `Decoding.admit`."""
+        self.cache.admit(slots, newcomers.cache)
+
+    def _run(self, native: Native, ids: Tensor, lengths: Tensor, steps: Sequence[Any]) -> Tensor:
+        operations = self.engine.operations.on(native)
+        x = operations.embed_next(ids, lengths)
+        return operations.logits(self.engine.model.decoder.run(x, steps, operations.decoder))
+
+
+class PackedDecoder:
+    """A `CachedDecoder` whose steps with a cache run on packed weights; what `CachedDecoder.packed` gives.
+
+    `start` and calling with a cache are the decoder's own. Training goes on with the decoder itself: once its weights
+    have changed, a call raises `RuntimeError`, and `packed` is called again.
+    """
+
+    def __init__(self, decoder: CachedDecoder, compute_type: str = "auto", *, threads: int | None = None) -> None:
+        for name, parameter in decoder.named_parameters():
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise ValueError(f"packed: {name} is {kind} on {parameter.device}; it must be float32 on the CPU")
+        self.decoder = decoder
+        self._native = Native(load(), threads)
+        products = {
+            f"{index}.{name}": made
+            for index, layer in enumerate(decoder.stack)
+            for name, made in layer.products().items()
+        }
+        self.compute_type = chosen_type(compute_type, products)
+        self.weights = PackedWeights.pack(self._native.library, products, self.compute_type)
+        self._versions = _versions(decoder)
+        self._steps: WeakKeyDictionary[DecoderCache, Steps] = WeakKeyDictionary()
+
+    @property
+    def batch_first(self) -> bool:
+        """The decoder's."""
+        return self.decoder.batch_first
+
+    def start(self, memory: Tensor, memory_key_padding_mask: Tensor | None = None, **options: Any) -> DecoderCache:
+        """See `CachedDecoder.start`; K and V are kept in fp32, by default in an `indirect` cache."""
+        self._check_current()
+        spec = replace(CacheSpec(**{"kind": "indirect", **options}), dtype=torch.float32)
+        operations = self._stack(self._native)
+        return self.decoder.start(memory.float(), memory_key_padding_mask, spec, operations=operations)
+
+    @torch.no_grad()
+    def __call__(self, tgt: Tensor, cache: DecoderCache) -> Tensor:
+        """The next T tokens of each row, as `CachedDecoder.forward` with a cache."""
+        self._check_current()
+        steps = self._steps.get(cache)
+        if steps is None:
+            steps = self._steps[cache] = Steps(self._native, self._run)
+        x = as_batch(tgt, self.batch_first)
+        self.decoder.check_step(x, cache)
+        return as_given(steps.step(cache, x.float()).clone(), tgt, self.batch_first)
+
+    def _run(self, native: Native, x: Tensor, lengths: Tensor, steps: Sequence[Any]) -> Tensor:
+        return self.decoder.run(x, steps, self._stack(native))
+
+    def _stack(self, native: Native) -> NativeStack:
+        return _stack(native, self.decoder, self.decoder.stack, self.weights, "")
+
+    def _check_current(self) -> None:
+        if _versions(self.decoder) != self._versions:
+            raise RuntimeError("the decoder's weights have changed since they were packed: call packed() again")
+
+
+def chosen_type(compute_type: str, products: Mapping[str, Product]) -> str:
+    """What `auto` stands for: the narrowest float type in which every weight is what it was; else `compute_type`.
+
+    Nothing is lost by it, and half the bytes are read for each token. Raises `UserError` for an unknown type.
+    """
+    if compute_type not in (AUTO, *TYPES):
+        raise UserError(f"unknown compute type {compute_type!r}; known: {', '.join((AUTO, *TYPES))}")
+    if compute_type != AUTO:
+        return compute_type
+    weights = [weight for weight, _ in products.values()]
+    for dtype in (torch.float16, torch.bfloat16):
+        if all(weight.dtype == dtype or torch.equal(weight, weight.to(dtype).to(weight.dtype)) for weight in weights):
+            return SOURCES[dtype]
+    return "float32"
+
+
+def _stack(
+    native: Native, stack: nn.Module, layers: Sequence[nn.Module], weights: PackedWeights, prefix: str
+) -> NativeStack:
+    by_layer: list[dict[str, PackedProduct]] = [{} for _ in layers]
+    start = f"{prefix}." if prefix else ""
+    for name, made in weights.products.items():
+        if name.startswith(start):
+            index, _, own = name.removeprefix(start).partition(".")
+            if index.isdigit():
+                by_layer[int(index)][own] = made
+    return NativeStack(native, stack, layers, by_layer)
+
+
+def _release(model: TranslationModel, products: Mapping[str, Product]) -> None:
+    """Leaves of the matrices in `products` their shapes."""
+    packed = {weight.untyped_storage().data_ptr() for weight, _ in products.values()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.untyped_storage().data_ptr() in packed and parameter.dim() > 1:
+                module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+
+
+def _versions(module: nn.Module) -> list[tuple[int, int]]:
+    """What changes when a parameter does; one made in inference mode never does."""
+    return [(id(parameter), 0 if parameter.is_inference() else parameter._version) for parameter in module.parameters()]
