@@ -47,10 +47,12 @@ def test_product_against_fp64(isa: str, kind: int, activation: int, random: torc
         gamma, beta = (torch.randn(K, generator=random), torch.randn(K, generator=random)) if i % 2 else (None, None)
         around = torch.randn(M + 2, N + 7, generator=random)
         before = around.clone()
-        y = around[1:-1, 3 : N + 3]  # added to in place
+        y = around[1:-1, 3 : N + 3]
+        residual = [y, torch.randn(M, N, generator=random), None][i % 3]  # added to in place, elsewhere, nothing
+        added = 0 if residual is None else residual.double()
         multiply(
-            kernels, kind, x, weight, bias, gamma=gamma, beta=beta, activation=activation, residual=y, y=y,
-            threads=i % 3 + 1,
+            kernels, kind, x, weight, bias, gamma=gamma, beta=beta, activation=activation, residual=residual,
+            y=y, threads=i % 3 + 1,
         )  # fmt: skip
 
         inputs = x.double()
@@ -58,7 +60,7 @@ def test_product_against_fp64(isa: str, kind: int, activation: int, random: torc
             inputs = F.layer_norm(inputs, (K,), gamma.double(), beta.double(), 1e-5)
         sums = inputs @ held(kind, weight).T + bias.double()
         expected = {NO_ACTIVATION: lambda v: v, RELU: F.relu, GELU: F.gelu}[activation](sums)
-        expected = expected + before[1:-1, 3 : N + 3].double()
+        expected = expected + added
         size = inputs.norm(dim=1, keepdim=True) * held(kind, weight).norm(dim=1) + 1
         # Codes are off by less than half a step, evenly spread: seven times the sum's deviation.
         step = inputs.abs().amax(dim=1, keepdim=True) / 127
