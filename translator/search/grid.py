@@ -29,6 +29,8 @@ class Member:
     """Done or cancelled: leaves before the next step."""
     trail: list[tuple[list[int], list[int] | None]] = field(default_factory=list)
     limit: int = field(init=False)
+    _rows: list[list[int]] = field(default_factory=list)
+    _rows_at: int = 0
 
     def __post_init__(self) -> None:
         self.limit = self.sentence.limit
@@ -47,6 +49,14 @@ class Member:
                 row = parents[row]
         found.reverse()
         return found
+
+    def all_held(self, rows: int) -> list[list[int]]:
+        """The tokens of all rows, for whoever asks at each step: what was found the last time grows."""
+        held = self._rows or [[] for _ in range(rows)]
+        for tokens, parents in self.trail[self._rows_at :]:
+            held = [[*held[parent], token] for parent, token in zip(parents or range(rows), tokens, strict=True)]
+        self._rows, self._rows_at = held, len(self.trail)
+        return held
 
 
 class Grid:

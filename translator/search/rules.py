@@ -53,7 +53,8 @@ def _banned(grid: Grid, device: torch.device) -> Tensor | None:
     by_row: list[list[int]] = []
     for member in grid.members:
         suppressed, n = list(member.sentence.suppressed), member.config.no_repeat_ngram_size
-        by_row += [suppressed + (_repeats(member.held(row), n) if n else []) for row in range(grid.rows)]
+        repeats = [_repeats(held, n) for held in member.all_held(grid.rows)] if n else [[]] * grid.rows
+        by_row += [suppressed + more for more in repeats]
     n = max(len(ids) for ids in by_row)
     if n == 0:
         return None
@@ -63,5 +64,8 @@ def _banned(grid: Grid, device: torch.device) -> Tensor | None:
 
 def _repeats(held: list[int], n: int) -> list[int]:
     """The tokens that would end an n-gram which the tokens `held` already have."""
-    last = held[len(held) - n + 1 :]
-    return [held[i + n - 1] for i in range(len(held) - n + 1) if held[i : i + n - 1] == last]
+    if n == 1 or len(held) < n:
+        return held if n == 1 else []
+    *before, last = held
+    begun = held[len(held) - n + 1 :]
+    return [held[i + 1] for i, token in enumerate(before) if token == last and held[i - n + 2 : i + 1] == begun]

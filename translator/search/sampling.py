@@ -123,7 +123,7 @@ def drawn(scores: Scores, banned: Tensor | None, draws: Draws) -> Tensor:
 def perturbed_all(
     scores: Scores, banned: Tensor | None, draws: Draws, rows: slice = slice(None)
 ) -> tuple[Tensor, Tensor]:
-    """Perturbed log-probabilities `(rows, V)` of some rows in nats, in fp64, -inf where banned, and the tokens they are of.
+    """Perturbed log-probabilities `(rows, V)` of some rows in nats, fp64, -inf where banned, and their tokens.
 
     Draws from temperature alone. The noise is a function of the seed, the sentence's key, the row of the sentence,
     the step and the token, computed in integers: the same in any batch and on any machine. So two machines, or two

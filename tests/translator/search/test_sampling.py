@@ -105,6 +105,14 @@ def test_a_seed_gives_the_same_samples_and_another_seed_others():
     assert len({str(tokens) for tokens in first[0]}) > 1, "the samples of one sentence are drawn apart"
 
 
+def test_each_step_draws_anew():
+    config = DecodeConfig(sampling=True, n_best=2)
+    (found,) = run(lambda sentence, held: [NEVER, NEVER, NEVER, 0.0, 0.0, 0.0], config, [40])
+    for hypothesis in found:
+        assert len(hypothesis.tokens) == 40
+        assert all(4 < hypothesis.tokens.count(token) < 25 for token in (3, 4, 5))
+
+
 def test_a_key_draws_the_same_in_any_company_and_order():
     table = random_table(15, spread=0.5)
     config = DecodeConfig(sampling=True, n_best=2)
