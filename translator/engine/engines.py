@@ -10,8 +10,9 @@ from translator.engine.base import Engine
 from translator.engine.eager import EagerEngine
 from translator.engine.graphs import GraphEngine
 from translator.engine.native.library import available
-from translator.engine.native.weights import TYPES
-from translator.engine.packed import AUTO, PackedEngine
+from translator.engine.native.weights import AUTO, TYPES
+from translator.engine.packed import PackedEngine
+from translator.engine.prepacked import PrepackedEngine
 from translator.errors import UserError
 from translator.model import TranslationModel
 
@@ -38,7 +39,9 @@ def _graphs(model: TranslationModel, compute_type: str, threads: int | None) -> 
 
 
 def _packed(model: TranslationModel, compute_type: str, threads: int | None) -> Engine:
-    """Packed weights and native kernels."""
+    """Packed weights and native kernels; without those, PyTorch's prepacked forms."""
+    if not available():
+        return PrepackedEngine(model, compute_type)
     return PackedEngine(model, compute_type, threads=threads)
 
 
@@ -53,7 +56,7 @@ ENGINES: dict[str, Callable[[TranslationModel, str, int | None], Engine]] = {
 def make_engine(
     model: TranslationModel, name: str = AUTO, compute_type: str = AUTO, threads: int | None = None
 ) -> Engine:
-    """The engine `name` around `model`; `auto` is the packed one for fp32 on a CPU, where its kernels are built.
+    """The engine `name` around `model`; `auto` is the packed one for fp32 on a CPU, and the plain one elsewhere.
 
     Raises `UserError` for an unknown name or compute type, and for one that the engine doesn't do.
     """
@@ -70,7 +73,7 @@ def read_engine(
     Raises `UserError` as `read_checkpoint` and `make_engine` do.
     """
     name = _chosen(name, compute_type, device, torch.float32)
-    if name != PACKED:
+    if name != PACKED or not available():
         checkpoint = read_checkpoint(folder, device)
         return checkpoint, ENGINES[name](checkpoint.model, compute_type, threads)
     checkpoint = map_checkpoint(folder)
@@ -84,8 +87,7 @@ def _chosen(name: str, compute_type: str, device: torch.device, dtype: torch.dty
     if compute_type not in COMPUTE_TYPES:
         raise UserError(f"unknown compute type {compute_type!r}; known: {', '.join(COMPUTE_TYPES)}")
     if name == AUTO:
-        packs = device.type == "cpu" and dtype == torch.float32 and available()
-        return PACKED if packs else "eager"
+        return PACKED if device.type == "cpu" and dtype == torch.float32 else "eager"
     if name not in ENGINES:
         raise UserError(f"unknown engine {name!r}; known: {', '.join((AUTO, *ENGINES))}")
     if name == PACKED and device.type != "cpu":

@@ -21,15 +21,14 @@ from translator.cache import CacheSpec, DecoderCache
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import as_batch, as_given
 from translator.engine.base import Scores, normalised
-from translator.engine.native.library import load
+from translator.engine.native.library import available, load
 from translator.engine.native.operations import Native, NativeStack, embedded, product
 from translator.engine.native.steps import Steps
-from translator.engine.native.weights import SOURCES, TYPES, PackedProduct, PackedWeights
+from translator.engine.native.weights import AUTO, PackedProduct, PackedWeights, chosen_type
+from translator.engine.prepacked import PrepackedStack, forms, say_once
 from translator.engine.scores import NativeScores
-from translator.errors import UserError
 from translator.model import TranslationModel
-
-AUTO = "auto"
+from translator.operations import StackOperations
 
 
 class PackedModel:
@@ -197,14 +196,20 @@ class PackedDecoder:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise ValueError(f"packed: {name} is {kind} on {parameter.device}; it must be float32 on the CPU")
         self.decoder = decoder
-        self._native = Native(load(), threads)
         products = {
             f"{index}.{name}": made
             for index, layer in enumerate(decoder.stack)
             for name, made in layer.products().items()
         }
         self.compute_type = chosen_type(compute_type, products)
-        self.weights = PackedWeights.pack(self._native.library, products, self.compute_type)
+        self._native: Native | None = None
+        self._prepacked: PrepackedStack | None = None
+        if available():
+            self._native = Native(load(), threads)
+            self._weights = PackedWeights.pack(self._native.library, products, self.compute_type)
+        else:
+            say_once()
+            self._prepacked = PrepackedStack(decoder, decoder.layers, forms(products, self.compute_type))
         self._versions = _versions(decoder)
         self._steps: WeakKeyDictionary[DecoderCache, Steps] = WeakKeyDictionary()
 
@@ -217,45 +222,34 @@ class PackedDecoder:
         """See `CachedDecoder.start`; K and V are kept in fp32, by default in an `indirect` cache."""
         self._check_current()
         spec = replace(CacheSpec(**{"kind": "indirect", **options}), dtype=torch.float32)
-        operations = self._stack(self._native)
-        return self.decoder.start(memory.float(), memory_key_padding_mask, spec, operations=operations)
+        return self.decoder.start(memory.float(), memory_key_padding_mask, spec, operations=self._operations())
 
     @torch.no_grad()
     def __call__(self, tgt: Tensor, cache: DecoderCache) -> Tensor:
         """The next T tokens of each row, as `CachedDecoder.forward` with a cache."""
         self._check_current()
+        x = as_batch(tgt, self.batch_first).float()
+        if self._native is None:
+            return as_given(self.decoder.step(x, cache, self._operations()), tgt, self.batch_first)
+        self.decoder.check_step(x, cache)
         steps = self._steps.get(cache)
         if steps is None:
             steps = self._steps[cache] = Steps(self._native, self._run)
-        x = as_batch(tgt, self.batch_first)
-        self.decoder.check_step(x, cache)
-        return as_given(steps.step(cache, x.float()).clone(), tgt, self.batch_first)
+        return as_given(steps.step(cache, x).clone(), tgt, self.batch_first)
 
     def _run(self, native: Native, x: Tensor, lengths: Tensor, steps: Sequence[Any]) -> Tensor:
-        return self.decoder.run(x, steps, self._stack(native))
+        return self.decoder.run(x, steps, _stack(native, self.decoder, self.decoder.stack, self._weights, ""))
 
-    def _stack(self, native: Native) -> NativeStack:
-        return _stack(native, self.decoder, self.decoder.stack, self.weights, "")
+    def _operations(self) -> StackOperations:
+        """What a step computes with that isn't recorded."""
+        if self._native is None:
+            assert self._prepacked is not None
+            return self._prepacked
+        return _stack(self._native, self.decoder, self.decoder.stack, self._weights, "")
 
     def _check_current(self) -> None:
         if _versions(self.decoder) != self._versions:
             raise RuntimeError("the decoder's weights have changed since they were packed: call packed() again")
-
-
-def chosen_type(compute_type: str, products: Mapping[str, Product]) -> str:
-    """What `auto` stands for: the narrowest float type in which every weight is what it was; else `compute_type`.
-
-    Nothing is lost by it, and half the bytes are read for each token. Raises `UserError` for an unknown type.
-    """
-    if compute_type not in (AUTO, *TYPES):
-        raise UserError(f"unknown compute type {compute_type!r}; known: {', '.join((AUTO, *TYPES))}")
-    if compute_type != AUTO:
-        return compute_type
-    weights = [weight for weight, _ in products.values()]
-    for dtype in (torch.float16, torch.bfloat16):
-        if all(weight.dtype == dtype or torch.equal(weight, weight.to(dtype).to(weight.dtype)) for weight in weights):
-            return SOURCES[dtype]
-    return "float32"
 
 
 def _stack(
