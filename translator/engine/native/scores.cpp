@@ -42,34 +42,40 @@ struct Choice {
     }
 };
 
-// The k best of a row, in order. A block whose largest is no better than the k-th so far is passed over at a glance.
-void top_of(const float* row, int64_t V, int64_t k, const int64_t* banned, int64_t n_banned, std::vector<Choice>& best) {
+struct Search {
+    std::vector<float> maxima, ranked;  // of blocks
+    std::vector<Choice> best;
+};
+
+// Leaves the k best of a row in `search.best`, in order. The largest numbers of k + n blocks are k numbers at least that
+// are not banned, so what is smaller than all of these can't be among the k best.
+void find_top(const float* row, int64_t V, int64_t k, const int64_t* banned, int64_t n, Search& search) {
     constexpr int64_t block = 8 * W;
-    auto is_banned = [&](int64_t id) { return std::find(banned, banned + n_banned, id) != banned + n_banned; };
-    const size_t most = size_t(2 * k + 32);
-    bool enough = false;
-    float least = NEVER;  // what a number has to exceed once there are enough
+    auto& [maxima, ranked, best] = search;
+    auto is_banned = [&](int64_t id) { return std::find(banned, banned + n, id) != banned + n; };
+    maxima.clear();
+    for (int64_t begin = 0; begin < V; begin += block) {
+        floats most = splat(NEVER);
+        for (int64_t v = begin; v < std::min(begin + block, V); v += W) most = max(load_row(row, v, V), most);
+        maxima.push_back(largest(most));
+    }
+    float least = NEVER;
+    if (k + n <= int64_t(maxima.size())) {
+        ranked = maxima;
+        std::nth_element(ranked.begin(), ranked.begin() + (k + n - 1), ranked.end(), std::greater<float>());
+        least = ranked[size_t(k + n - 1)];
+    }
     best.clear();
-    auto keep_best = [&] {
+    for (size_t i = 0; i < maxima.size(); i++) {
+        if (maxima[i] < least) continue;
+        const int64_t begin = int64_t(i) * block, end = std::min(begin + block, V);
+        for (int64_t v = begin; v < end; v++)
+            if (row[v] >= least && !is_banned(v)) best.push_back({row[v], v});  // NaN is not
+    }
+    if (int64_t(best.size()) > k) {
         std::nth_element(best.begin(), best.begin() + (k - 1), best.end());
         best.resize(size_t(k));
-        least = best.back().value;
-        enough = true;
-    };
-    for (int64_t begin = 0; begin < V; begin += block) {
-        const int64_t end = std::min(begin + block, V);
-        if (enough) {
-            floats largest_here = splat(NEVER);
-            for (int64_t v = begin; v < end; v += W) largest_here = max(load_row(row, v, V), largest_here);
-            if (!(largest(largest_here) > least)) continue;
-        }
-        for (int64_t v = begin; v < end; v++) {
-            if (std::isnan(row[v]) || (enough && row[v] <= least) || is_banned(v)) continue;
-            best.push_back({row[v], v});
-            if (best.size() == most) keep_best();
-        }
     }
-    if (int64_t(best.size()) > k) keep_best();
     std::sort(best.begin(), best.end());
     // Too few: what is no number first, then what is banned.
     for (bool forbidden : {false, true})
@@ -90,12 +96,12 @@ void tr_top(const float* logits, int64_t M, int64_t V, int64_t ld, int32_t k, co
             float* values, int64_t* ids, int32_t threads) {
     with_team(threads, [=](Member& member) {
         const Part part(M, member);
-        std::vector<Choice> best;
+        Search search;
         for (int64_t m = part.begin; m < part.end; m++) {
-            top_of(logits + m * ld, V, k, banned + m * n_banned, n_banned, best);
+            find_top(logits + m * ld, V, k, banned + m * n_banned, n_banned, search);
             for (int64_t i = 0; i < k; i++) {
-                values[m * k + i] = best[size_t(i)].value;
-                ids[m * k + i] = best[size_t(i)].id;
+                values[m * k + i] = search.best[size_t(i)].value;
+                ids[m * k + i] = search.best[size_t(i)].id;
             }
         }
     });

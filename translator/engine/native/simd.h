@@ -21,6 +21,7 @@ constexpr int W = 4;
 #endif
 
 typedef float floats __attribute__((vector_size(4 * W)));
+typedef float floats4 __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(4 * W)));
 typedef uint32_t words __attribute__((vector_size(4 * W)));
 typedef uint16_t halves __attribute__((vector_size(2 * W)));
@@ -33,16 +34,23 @@ static inline floats load(const float* from) {
 
 static inline void store(float* to, floats v) { std::memcpy(to, &v, sizeof v); }
 
+static inline floats splat(float x) { return x - floats{}; }  // x + 0 would cost an addition: it is not x for -0
+
 // The first n < W floats; the other lanes are `rest`, and nothing behind is touched.
 static inline floats load_some(const float* from, int64_t n, float rest = 0) {
-    float lanes[W];
-    for (int i = 0; i < W; i++) lanes[i] = i < n ? from[i] : rest;
-    return load(lanes);
+#if defined(__AVX512F__)
+    return (floats)_mm512_mask_loadu_ps((__m512)splat(rest), __mmask16((1u << n) - 1), from);
+#elif defined(__AVX2__)
+    const ints there = ints{0, 1, 2, 3, 4, 5, 6, 7} < int32_t(n);
+    return there ? (floats)_mm256_maskload_ps(from, (__m256i)there) : splat(rest);
+#else
+    floats v = splat(rest);
+    for (int64_t i = 0; i < n; i++) v[i] = from[i];
+    return v;
+#endif
 }
 
 static inline void store_some(float* to, floats v, int64_t n) { std::memcpy(to, &v, size_t(n) * sizeof(float)); }
-
-static inline floats splat(float x) { return x - floats{}; }  // x + 0 would cost an addition: it is not x for -0
 
 static inline floats fma(floats a, floats b, floats c) {  // a * b + c
 #if defined(__AVX512F__)
@@ -66,16 +74,41 @@ static inline float fma1(float a, float b, float c) {  // the same for one numbe
 
 static inline floats max(floats a, floats b) { return a > b ? a : b; }  // b where either is NaN
 
-typedef float floats4 __attribute__((vector_size(16)));
+// Four of the eight lanes of a and b.
+template <int i, int j, int k, int l>
+static inline floats4 shuffled(floats4 a, floats4 b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, i, j, k, l);
+#else
+    typedef int32_t ints4 __attribute__((vector_size(16)));
+    return __builtin_shuffle(a, b, ints4{i, j, k, l});
+#endif
+}
+
+// Two vectors of half the lanes, or one of four lanes as it is, put together lane by lane.
+template <class Fold>
+static inline floats4 fold_to_four(floats v, [[maybe_unused]] Fold with) {
+#if defined(__AVX512F__)
+    typedef float floats8 __attribute__((vector_size(32)));
+    floats8 half[2];
+    std::memcpy(half, &v, sizeof v);
+    const floats8 eight = with(half[0], half[1]);
+#elif defined(__AVX2__)
+    const floats eight = v;
+#else
+    return v;
+#endif
+#if defined(__AVX2__) || defined(__AVX512F__)
+    floats4 quarter[2];
+    std::memcpy(quarter, &eight, sizeof eight);
+    return with(quarter[0], quarter[1]);
+#endif
+}
 
 // Folds the lanes in halves, upper onto lower.
 template <class Fold>
 static inline float fold(floats v, Fold with) {
-    floats4 quarter[W / 4];
-    std::memcpy(quarter, &v, sizeof v);
-    for (int half = W / 8; half; half /= 2)
-        for (int i = 0; i < half; i++) quarter[i] = with(quarter[i], quarter[i + half]);
-    floats4 q = quarter[0];
+    floats4 q = fold_to_four(v, with);
     floats4 swapped = floats4{q[2], q[3], q[0], q[1]};
     q = with(q, swapped);
     swapped = floats4{q[1], q[0], q[3], q[2]};
@@ -83,11 +116,22 @@ static inline float fold(floats v, Fold with) {
 }
 
 static inline float sum(floats v) {
-    return fold(v, [](floats4 a, floats4 b) { return a + b; });
+    return fold(v, [](auto a, auto b) { return a + b; });
+}
+
+// The sums of four vectors, each as above.
+static inline floats4 sums(floats a, floats b, floats c, floats d) {
+    auto plus = [](auto x, auto y) { return x + y; };
+    const floats4 A = fold_to_four(a, plus), B = fold_to_four(b, plus);
+    const floats4 C = fold_to_four(c, plus), D = fold_to_four(d, plus);
+    // (A0 + A2, B0 + B2, A1 + A3, B1 + B3), and the same of C and D.
+    const floats4 ab = shuffled<0, 4, 1, 5>(A, B) + shuffled<2, 6, 3, 7>(A, B);
+    const floats4 cd = shuffled<0, 4, 1, 5>(C, D) + shuffled<2, 6, 3, 7>(C, D);
+    return shuffled<0, 1, 4, 5>(ab, cd) + shuffled<2, 3, 6, 7>(ab, cd);
 }
 
 static inline float largest(floats v) {
-    return fold(v, [](floats4 a, floats4 b) -> floats4 { return a > b ? a : b; });
+    return fold(v, [](auto a, auto b) -> decltype(a) { return a > b ? a : b; });
 }
 
 // e to the x, about 1e-7 off relatively; below -86.6 it is exactly 0, NaN stays NaN.

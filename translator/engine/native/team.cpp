@@ -103,9 +103,10 @@ struct Team {
     std::vector<Scratch*> own{new Scratch};
     uint64_t turn = 0;
 
-    // How long to spin: not at all where threads outnumber the cores.
-    static std::chrono::microseconds patience(int count) {
-        return std::chrono::microseconds(unsigned(count) > cores ? 0 : 50);
+    // How long to spin before sleeping: at a barrier, and for the next run, which a search asks for soon. Not at all where
+    // threads outnumber the cores.
+    static std::chrono::microseconds patience(int count, int microseconds) {
+        return std::chrono::microseconds(unsigned(count) > cores ? 0 : microseconds);
     }
 
     // Starts threads until there are `count`, the caller's included; returns how many there are.
@@ -130,7 +131,7 @@ struct Team {
 
     void serve(int index, uint64_t seen) {
         for (;;) {
-            seen = start.wait(seen, patience(int(seen & 0xffff)));
+            seen = start.wait(seen, patience(int(seen & 0xffff), 200));
             const int count = int(seen & 0xffff);
             if (index < count) take_part(index, count);
         }
@@ -157,7 +158,7 @@ void Member::barrier() {
             team->arrived.store(0);
             team->passed.set(turn + 1);
         } else {
-            team->passed.wait(turn, Team::patience(count));
+            team->passed.wait(turn, Team::patience(count, 50));
         }
     }
 }
