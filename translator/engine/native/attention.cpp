@@ -7,9 +7,9 @@
 
 namespace {
 
-constexpr int TOGETHER = 4;       // keys whose products with a query are summed side by side
-constexpr int64_t AT_ONCE = 16;   // queries that share keys and values while these are in the nearest cache
-constexpr int64_t NEAR_BY = 32;   // keys that are there at a time
+constexpr int TOGETHER = 4;      // keys whose products with a query are summed side by side
+constexpr int64_t AT_ONCE = 16;  // queries that share keys and values while these are in the nearest cache
+constexpr int64_t NEAR_BY = 32;  // keys that are there at a time
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 struct Query {
@@ -172,20 +172,24 @@ void append(const TrCached& c, int64_t rows, const Member& member) {
 void run_cached(const TrCached& c, int64_t rows, Member& member) {
     append(c, rows, member);
     member.barrier();
-    const int64_t width = c.D_head, group = c.H / c.H_kv, head_stride = c.slots * width, row_stride = c.H_kv * head_stride;
+    const int64_t width = c.D_head, group = c.H / c.H_kv, of_head = c.slots * width, of_row = c.H_kv * of_head;
     auto describe = [&](int64_t r, int64_t head, int64_t i, Query& query) {
         const int64_t t = i / group, token = r * c.T + t, at = (head * group + i % group) * width;
         query.q = c.q + token * c.ldq + at;
         query.y = c.y + token * c.ldy + at;
         query.seen = c.lengths[r] + t + 1;
     };
-    share(rows, c.H_kv, c.T * group, c.slots, member, describe, [&](int64_t r, int64_t head, const Query* queries, int64_t n) {
-        const float *keys = c.keys + head * head_stride, *values = c.values + head * head_stride;
-        if (c.origin)
-            attend(queries, n, Inherited{keys, values, row_stride, width, c.origin + r * c.ld_origin}, width, c.scale);
-        else
-            attend(queries, n, Strided{keys + r * row_stride, values + r * row_stride, width, width, nullptr}, width, c.scale);
-    });
+    auto with = [&](int64_t r, int64_t head, const Query* queries, int64_t n) {
+        const float *keys = c.keys + head * of_head, *values = c.values + head * of_head;
+        if (c.origin) {
+            const Inherited view{keys, values, of_row, width, c.origin + r * c.ld_origin};
+            attend(queries, n, view, width, c.scale);
+        } else {
+            const Strided view{keys + r * of_row, values + r * of_row, width, width, nullptr};
+            attend(queries, n, view, width, c.scale);
+        }
+    };
+    share(rows, c.H_kv, c.T * group, c.slots, member, describe, with);
 }
 
 void run_dense(const TrDense& c, int64_t rows, Member& member) {
@@ -196,11 +200,11 @@ void run_dense(const TrDense& c, int64_t rows, Member& member) {
         query.y = c.y + token * c.ldy + at;
         query.seen = c.causal ? std::max<int64_t>(0, int64_t(c.S) - c.T + token % c.T + 1) : c.S;
     };
-    share(rows / c.beams, c.H_kv, tokens * group, c.S, member, describe,
-          [&](int64_t sentence, int64_t head, const Query* queries, int64_t n) {
-              attend(queries, n,
-                     Strided{c.k + sentence * c.k_sentence + head * c.k_head, c.v + sentence * c.v_sentence + head * c.v_head,
-                             c.k_key, c.v_key, c.visible ? c.visible + sentence * c.S : nullptr},
-                     width, c.scale);
-          });
+    auto with = [&](int64_t sentence, int64_t head, const Query* queries, int64_t n) {
+        const Strided view{c.k + sentence * c.k_sentence + head * c.k_head,
+                           c.v + sentence * c.v_sentence + head * c.v_head,
+                           c.k_key, c.v_key, c.visible ? c.visible + sentence * c.S : nullptr};
+        attend(queries, n, view, width, c.scale);
+    };
+    share(rows / c.beams, c.H_kv, tokens * group, c.S, member, describe, with);
 }
