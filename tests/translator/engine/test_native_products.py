@@ -105,6 +105,17 @@ def test_many_rows_and_threads(isa: str, kind: int, random: torch.Generator):
 
 
 @each_isa
+@each_type
+def test_few_rows_behind_a_full_chunk(isa: str, kind: int, random: torch.Generator):
+    """However many rows a chunk takes: one of these counts leaves each number of rows from 1 to 8 for the next."""
+    kernels = library.load(isa)
+    x, weight = torch.randn(68, 1024, generator=random), torch.randn(140, 1024, generator=random)
+    whole = torch.cat([multiply(kernels, kind, x[m : m + 1], weight) for m in range(68)])
+    for M in range(49, 69):
+        assert torch.equal(multiply(kernels, kind, x[:M], weight), whole[:M]), M
+
+
+@each_isa
 @pytest.mark.parametrize("kind", [FLOAT16, BFLOAT16])
 @pytest.mark.parametrize("M", [1, 4, 70])
 def test_half_weights_give_what_fp32_gives_with_their_values(isa: str, kind: int, M: int, random: torch.Generator):

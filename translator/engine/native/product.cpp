@@ -193,7 +193,7 @@ struct Share {
     void multiply(const Inputs& inputs, int64_t first, int64_t count) const {
         const int64_t most = tiles ? 2 * kTile : kRows, parts = (count + most - 1) / most;
         const int64_t step = tiles ? most : (count + parts - 1) / parts;
-        const int side = parts == 1 && !tiles ? side_by_side(int(count)) : 1;
+        const int side = parts == 1 && !tiles && !wide ? side_by_side(int(count)) : 1;
         for (int64_t index = begin; index < end;) {
             const int S = index + side <= end ? side : 1;
             if (wide) widen(p.type, Panel(p.weights, p.type, p.K, index).weights, kPanel * p.K, wide);
