@@ -63,7 +63,7 @@ def position_cost(system: Project, near: int, far: int, steps: int) -> dict[str,
 
     from translator.cache import CacheSpec
 
-    model = system.translator.models[0].config
+    model = system.translator.config.model
     spec = CacheSpec.for_targets(system.cache, system.engine.max_positions)
     token = torch.tensor([START + 2])
 

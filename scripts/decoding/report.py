@@ -57,7 +57,8 @@ def timings(title: str, systems: Figures, *, in_bulk: bool, against: tuple[str, 
 
 def positions(title: str, figures: Figures) -> Table:
     """Early and late tokens."""
-    table = _table(f"{title}; reads {figures['read_bytes_a_second'] / 1e9:.1f} GB/s", "system")
+    rate = figures["read_bytes_a_second"] or 0
+    table = _table(f"{title}; reads {rate / 1e9:.1f} GB/s", "system")
     for heading in (f"ms at {figures['near']}", f"at {figures['far']}", "added", "reading K and V", "ratio"):
         table.add_column(heading, justify="right")
     for name, found in figures.items():

@@ -87,18 +87,15 @@ def plain_decoders(bench: Bench, kinds: Sequence[str]) -> Figures:
 
 def by_position(bench: Bench, model: str, near: int = 8, far: int = 512) -> Figures:
     """A token late against a token early, and the time that reading the K and V between them takes."""
-    name = next(name for name in bench.names if name.startswith(("eager", "packed")))
-    measured = bench.ask(name, job="bandwidth")
-    figures: Figures = {"near": near, "far": far, "read_bytes_a_second": measured["bandwidth"] if measured else None}
-    for name in bench.names:
-        if not name.startswith(("eager", "packed")):
-            continue
-        answers = [bench.ask(name, job="positions", model=model, near=near, far=far, steps=12) for _ in range(2)]
-        found = [answer for answer in answers if answer is not None]
-        if found and measured:
-            best = min(found, key=lambda answer: answer["added_ms"])
-            reading = 1e3 * best["added_bytes"] / measured["bandwidth"]
-            figures[name] = {**best, "reading_ms": reading, "ratio": best["added_ms"] / reading}
+    names = [name for name in bench.names if name.startswith(("eager", "packed"))]
+    job = {"job": "positions", "model": model, "near": near, "far": far, "steps": 12}
+    runs = bench.interleaved(dict.fromkeys(names, job), rounds=2, warm=False)
+    rates = [answer["bandwidth"] for name in runs if (answer := bench.ask(name, job="bandwidth"))]
+    figures: Figures = {"near": near, "far": far, "read_bytes_a_second": max(rates, default=None)}
+    for name, found in runs.items():
+        best = min(found, key=lambda answer: answer["added_ms"])
+        reading = 1e3 * best["added_bytes"] / max(rates)
+        figures[name] = {**best, "reading_ms": reading, "ratio": best["added_ms"] / reading}
     return figures
 
 
@@ -108,7 +105,7 @@ def peak_memory(bench: Bench, lines: Sequence[str]) -> Figures:
     file = {"job": "file", "model": "default", "beams": 4, "longest": LONGEST, "lines": list(lines)}
     figures: Figures = {}
     for name in bench.names:
-        if name in SLOW or name in bench.left:
+        if name in SLOW:
             continue
         tasks = {"xianyan, one sentence": one, "default, file": {**file, "layout": bench.layouts[name]}}
         for what, task in tasks.items():
