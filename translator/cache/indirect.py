@@ -81,7 +81,6 @@ class Ancestry:
             self._settled = Ancestry(self.rows, self.origin.shape[1], self.beams, self.home.device)
             self._settled.home = self.home
             self._settled.origin[: self.rows] = self.home.unsqueeze(1)
-            self._settled.turn = self.turn
         return self._settled
 
     def select(self, rows: Tensor, length: int, turn: int) -> None:
