@@ -117,7 +117,7 @@ class Ancestry:
 
 @register
 class IndirectCache(GrowingCache):
-    """Beams by reference: `reorder`, `compact` and `expand` change a table; keys and values stay where they were put.
+    """Beams by reference: `reorder` and `compact` change a table; keys and values stay where they were put.
 
     `reorder` costs the same however much is held, and nothing where no beam of a sentence changes its parent. In plain
     PyTorch a step gathers what it shows; a kernel that follows the table reads it in place (`attend`).

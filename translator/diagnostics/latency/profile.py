@@ -7,8 +7,8 @@ Words used here, in milliseconds unless said otherwise:
 * **token**: one timed step: embedding, decoder, logits of the last position only, argmax. The first is kept apart.
 * **cumulative** at token t: start plus the first t tokens: how long a reader waits for token t. Freeing the cache comes
   after the last token.
-* **arm**: one way of decoding. `dynamic` and `static` are cache kinds. `none` runs the whole prefix through the same
-  decoder at every token: same weights, precision and linear kernels. `torch` does so with PyTorch's own
+* **arm**: one way of decoding. `dynamic`, `indirect` and `static` are cache kinds. `none` runs the whole prefix through
+  the same decoder at every token: same weights, precision and linear kernels. `torch` does so with PyTorch's own
   `nn.TransformerDecoder` around the same weights.
 * **ratio**: an arm's cumulative time over that of `none` in the same repeat; the median of these is reported, so that a
   machine that slows down for a while does not decide the outcome.
