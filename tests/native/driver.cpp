@@ -1,5 +1,5 @@
-// Runs every kernel on odd sizes with buffers that end where their numbers end, for the sanitizers to watch. Prints what
-// went wrong: a result that is no number where all the inputs are, or that changes with the number of threads.
+// Runs every kernel on odd sizes with buffers that end where their numbers end, for the sanitizers to watch. Prints
+// what went wrong: a result that is no number where all the inputs are, or that changes with the number of threads.
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -158,7 +158,10 @@ int main() {
     const auto everything = {products, norms, dense, cached, scores};
     for (auto kernels : everything) kernels();
     std::vector<std::thread> callers;  // several at once
-    for (auto kernels : {norms, dense, cached}) callers.emplace_back([kernels] { for (int i = 0; i < 3; i++) kernels(); });
+    for (auto kernels : {norms, dense, cached})
+        callers.emplace_back([kernels] {
+            for (int i = 0; i < 3; i++) kernels();
+        });
     for (auto& caller : callers) caller.join();
     std::printf(failures ? "%d failures\n" : "all right\n", failures.load());
     return failures != 0;

@@ -197,7 +197,7 @@ def test_beams_by_ancestry_are_beams_that_were_copied(isa: str, threads: int) ->
     kernels, rows, slots = library.load(isa), 6, 40  # two sentences of three beams
     still = [torch.full((rows, 2, slots, 24), NAN) for _ in range(2)]
     copied = [torch.full((rows, 2, slots, 24), NAN) for _ in range(2)]
-    origin, home = torch.zeros(rows, slots, dtype=torch.int64), torch.arange(rows)
+    origin, home = torch.zeros(rows, slots, dtype=torch.int64), torch.tensor([2, 0, 1, 4, 5, 3])
     draw = torch.Generator().manual_seed(7)
     for length in range(slots):
         parents = torch.randint(3, (rows,), generator=draw) + torch.arange(rows) // 3 * 3

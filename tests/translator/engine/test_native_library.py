@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.translator.engine.native import ISAS, attend_dense, each_isa
+from tests.translator.engine.native import ISAS, attend_dense, each_isa, run
 from translator.engine.native import build, library
 from translator.errors import UserError
 
@@ -131,6 +131,24 @@ def test_several_callers_at_once(isa: str) -> None:
         caller.join(60)
         assert not caller.is_alive()
     assert not failures
+
+
+@each_isa
+def test_a_call_waits_for_the_one_before(isa: str) -> None:
+    kernels, size, where = library.load(isa), 48, torch.Tensor.data_ptr
+    x, q = torch.randn(2, 64, size, generator=torch.Generator().manual_seed(1))
+    normed, y = torch.empty(64, size), torch.empty(64, size)
+    norm = library.Norm(x=where(x), y=where(normed), ldx=size, ldy=size, width=size, T=64, eps=1e-5)
+    attend = library.Dense(
+        q=where(q), k=where(normed), v=where(normed), y=where(y), ldq=size, ldy=size, k_key=size, v_key=size, H=1,
+        H_kv=1, D_head=size, T=64, S=64, beams=1, scale=0.1,
+    )  # fmt: skip
+    run(kernels, [norm, attend], 1)
+    wanted = y.clone()
+    for _ in range(200):
+        normed.fill_(float("nan"))
+        run(kernels, [norm, attend], 1, threads=3)
+        assert torch.equal(y, wanted)
 
 
 @each_isa

@@ -1,5 +1,5 @@
-// Attention of query rows over cached or given keys. One function does every row, so that a whole causal pass and a step
-// with a cache give the same bits: what a row comes to depends on its own query, keys and values, in their order.
+// Attention of query rows over cached or given keys. One function does every row, so that a whole causal pass and a
+// step with a cache give the same bits: what a row comes to depends on its own query, keys and values, in their order.
 #include <algorithm>
 
 #include "internal.h"

@@ -47,8 +47,8 @@ struct Search {
     std::vector<Choice> best;
 };
 
-// Leaves the k best of a row in `search.best`, in order. The largest numbers of k + n blocks are k numbers at least that
-// are not banned, so what is smaller than all of these can't be among the k best.
+// Leaves the k best of a row in `search.best`, in order. The largest numbers of k + n blocks are k numbers at least
+// that are not banned, so what is smaller than all of these can't be among the k best.
 void find_top(const float* row, int64_t V, int64_t k, const int64_t* banned, int64_t n, Search& search) {
     constexpr int64_t block = 8 * W;
     auto& [maxima, ranked, best] = search;

@@ -85,7 +85,7 @@ static inline floats4 shuffled(floats4 a, floats4 b) {
 #endif
 }
 
-// Two vectors of half the lanes, or one of four lanes as it is, put together lane by lane.
+// The upper half of the lanes put onto the lower until four are left.
 template <class Fold>
 static inline floats4 fold_to_four(floats v, [[maybe_unused]] Fold with) {
 #if defined(__AVX512F__)
@@ -139,7 +139,7 @@ static inline floats exp(floats x) {
     const floats magic = splat(0x1.8p23f);  // adding it rounds to a whole number, in the low bits
     floats shifted = fma(x, splat(1.44269504f), magic);
     floats n = shifted - magic;
-    floats r = fma(n, splat(-0x1.62e4p-1f), x);        // ln 2 in two parts, the first short enough that n times it is exact
+    floats r = fma(n, splat(-0x1.62e4p-1f), x);  // ln 2 in two parts; n times the first, a short one, is exact
     r = fma(n, splat(-0x1.7f7d1cp-20f), r);
     floats p = splat(1.0f / 5040);
     p = fma(p, r, splat(1.0f / 720));

@@ -103,8 +103,8 @@ struct Team {
     std::vector<Scratch*> own{new Scratch};
     uint64_t turn = 0;
 
-    // How long to spin before sleeping: at a barrier, and for the next run, which a search asks for soon. Not at all where
-    // threads outnumber the cores.
+    // How long to spin before sleeping: at a barrier, and for the next run, which a search asks for soon. Not at all
+    // where threads outnumber the cores.
     static std::chrono::microseconds patience(int count, int microseconds) {
         return std::chrono::microseconds(unsigned(count) > cores ? 0 : microseconds);
     }
