@@ -139,29 +139,23 @@ floats gelu(floats x) {
 
 // Writes rows m … m + R - 1 of y from a panel's sums; scales: those of the rows' codes, null for floats.
 void finish(const TrProduct& p, const Panel& panel, const void* sums, const float* scales, int64_t m, int R, int64_t n) {
-    for (int r = 0; r < R; r++) {
-        float* y = p.y + (m + r) * p.ldy + n;
-        const float* residual = p.residual ? p.residual + (m + r) * p.ldr + n : nullptr;
-        const int64_t wide = std::min<int64_t>(kPanel, p.N - n);
-        for (int64_t c = 0; c < wide; c += W) {
-            const char* at = static_cast<const char*>(sums) + (r * kPanel + c) * 4;
-            floats value = load(reinterpret_cast<const float*>(at));
-            if (scales) {
-                ints whole = (ints)value;
-                if (kOffset) {
-                    ints shift;
-                    std::memcpy(&shift, panel.shifts + c, sizeof shift);
-                    whole -= shift;
-                }
-                value = __builtin_convertvector(whole, floats) * load(panel.scales + c) * splat(scales[r]);
-            }
-            value += load(panel.bias + c);
+    const int64_t wide = std::min<int64_t>(kPanel, p.N - n);
+    for (int64_t c = 0; c < wide; c += W) {
+        const floats bias = load(panel.bias + c), factor = scales ? load(panel.scales + c) : bias;
+        const ints shift = scales && kOffset ? load_ints(panel.shifts + c) : ints{};
+        for (int r = 0; r < R; r++) {
+            const ints bits = load_ints(static_cast<const char*>(sums) + (r * kPanel + c) * 4);
+            floats value = (floats)bits;
+            if (scales) value = __builtin_convertvector(bits - shift, floats) * factor * splat(scales[r]);
+            value += bias;
             if (p.activation == TR_RELU) value = value < 0 ? floats{} : value;
             if (p.activation == TR_GELU) value = gelu(value);
+            float* y = p.y + (m + r) * p.ldy + n + c;
+            const float* residual = p.residual ? p.residual + (m + r) * p.ldr + n + c : nullptr;
             if (c + W <= wide) {
-                store(y + c, residual ? load(residual + c) + value : value);
+                store(y, residual ? load(residual) + value : value);
             } else {
-                store_some(y + c, residual ? load_some(residual + c, wide - c) + value : value, wide - c);
+                store_some(y, residual ? load_some(residual, wide - c) + value : value, wide - c);
             }
         }
     }
@@ -240,7 +234,8 @@ Share share(const TrProduct& p, int64_t M, const Member& member) {
 void run_product(const TrProduct& p, int64_t rows, Member& member) {
     const int64_t M = rows * p.T;
     Share mine = share(p, M, member);
-    const int64_t step = std::max<int64_t>(4, kChunk / (p.K * 4) / kRows) * kRows;
+    const int64_t row_bytes = p.K * (p.type == TR_INT8 ? 1 : 4), block = mine.tiles ? 2 * kTile : kRows;
+    const int64_t step = std::max<int64_t>(4, kChunk / row_bytes / block) * block;
     const int64_t chunk = std::min(step, mine.row_end - mine.row_begin);
     const bool half = p.type == TR_FLOAT16 || p.type == TR_BFLOAT16;
     if (half && chunk > 2 * kRows) mine.wide = reinterpret_cast<float*>(member.own(size_t(p.K) * kPanel * 4));
