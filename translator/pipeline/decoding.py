@@ -82,6 +82,8 @@ class TaskDecoder:
                 shown = text
 
     def _search(self, tasks: Sequence[Task], config: DecodeConfig, stopped: Event | None) -> None:
+        # A batch is decoded to its end: sentences of like length end together, and on a CPU a step of fewer rows takes
+        # almost as much less time. To let waiting ones in meanwhile was slower with every engine measured.
         rows = rows_per_sentence(config)
         for batch in self.batches(tasks, config):
             driver = Driver(config)
