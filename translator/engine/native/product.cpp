@@ -44,7 +44,7 @@ constexpr Kernels kSideBySide = all_kernels<true>(std::make_integer_sequence<int
 
 // -- activations in ---------------------------------------------------------------------------------------------------
 
-// Codes -127 … 127 of one row, filled up with zeros to `padded`; returns what one unit is worth: NaN (and codes of zero)
+// Codes -127 … 127 of one row, filled up with zeros to `padded`; returns what one unit is worth: NaN, with codes of zero,
 // for a row that is not finite, so that its outputs are NaN and no other row's.
 float quantise(const float* x, int64_t K, int64_t padded, int8_t* to) {
     words top = {};
@@ -138,7 +138,8 @@ floats gelu(floats x) {
 }
 
 // Writes rows m … m + R - 1 of y from a panel's sums; scales: those of the rows' codes, null for floats.
-void finish(const TrProduct& p, const Panel& panel, const void* sums, const float* scales, int64_t m, int R, int64_t n) {
+void finish(const TrProduct& p, const Panel& panel, const void* sums, const float* scales, int64_t m, int R,
+            int64_t n) {
     const int64_t wide = std::min<int64_t>(kPanel, p.N - n);
     for (int64_t c = 0; c < wide; c += W) {
         const floats bias = load(panel.bias + c), factor = scales ? load(panel.scales + c) : bias;
@@ -225,8 +226,9 @@ Share share(const TrProduct& p, int64_t M, const Member& member) {
     const int panel_parts = member.count / row_parts;
     const int64_t row_part = member.index / panel_parts, panel_part = member.index % panel_parts;
     const int64_t panels = panel_count(p.N);
+    const bool tiles = kTiles && p.type == TR_INT8 && M > kRows;
     return {p, M * row_part / row_parts, M * (row_part + 1) / row_parts, panels * panel_part / panel_parts,
-            panels * (panel_part + 1) / panel_parts, panel_parts == 1, kTiles && p.type == TR_INT8 && M > kRows, nullptr};
+            panels * (panel_part + 1) / panel_parts, panel_parts == 1, tiles, nullptr};
 }
 
 }  // namespace
@@ -255,7 +257,8 @@ void run_product(const TrProduct& p, int64_t rows, Member& member) {
     const Inputs copy = preparation.at(alone ? member.own(preparation.bytes(chunk)) : nullptr, chunk);
     for (int64_t first = mine.row_begin; first < mine.row_end; first += step) {
         const int64_t count = std::min(step, mine.row_end - first);
-        for (int64_t r = 0; alone && mine.begin < mine.end && r < count; r++) preparation.write(first + r, copy, r, temporary);
+        for (int64_t r = 0; alone && mine.begin < mine.end && r < count; r++)
+            preparation.write(first + r, copy, r, temporary);
         mine.multiply(alone ? copy : inputs.from(first), first, count);
     }
 }

@@ -12,7 +12,8 @@
 #include "panels.h"
 #include "simd.h"
 
-#define NEVER_INLINE __attribute__((noinline))  // else the compiler keeps the accumulators of several kernels in memory
+// Else the compiler keeps the accumulators of several kernels in memory.
+#define NEVER_INLINE __attribute__((noinline))
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRegisters = 32;
@@ -23,14 +24,15 @@ constexpr int kVectors = kPanel / W;  // of a panel
 
 // Rows of a kernel: with the narrowest columns used (two vectors) they and one row's input still fit the registers.
 constexpr int kRows = kRegisters == 32 ? 14 : 6;
-// Vectors of a panel that are summed together: the whole panel when few rows leave room, so that memory is read in order.
+// Vectors of a panel that are summed together: all of them when few rows leave room, so that memory is read in order.
 constexpr int columns(int rows) {
     int vectors = kVectors;
     while (vectors > 2 && rows * vectors > kRegisters - 4) vectors /= 2;
     return vectors;
 }
 
-// Panels that few rows take side by side: several streams are read faster than one, and more sums wait less for each other.
+// Panels that few rows take side by side: several streams are read faster than one, and more sums wait less for each
+// other.
 constexpr int side_by_side(int rows) {
     int panels = 4;
     while (panels > 1 && rows * panels * kVectors > kRegisters - 8) panels /= 2;

@@ -28,7 +28,8 @@ struct TileUnit {
 
 // Sums as multiply_int8 gives them, for 16 (two: 32) rows of codes; what stands behind the last row is read, too.
 template <bool two>
-__attribute__((noinline)) void multiply_tiles(const char* x, int64_t ldx, const char* weights, int64_t K, int32_t* sums) {
+__attribute__((noinline)) void multiply_tiles(const char* x, int64_t ldx, const char* weights, int64_t K,
+                                              int32_t* sums) {
     asm volatile("" ::: "memory");  // the instructions below don't tell the compiler what they read
     _tile_zero(0);
     _tile_zero(1);
