@@ -51,6 +51,8 @@ class DecoderCache:
         self.beams = spec.beams
         self.source_visible = source_visible
         self.computed_in = computed_in or self.dtype
+        self.layout = 0
+        """Changes whenever something may lie elsewhere than at the step before, or rows may have parted."""
         self._lengths = Lengths(batch_size * spec.beams)
         self._open: StackStep | None = None
 
@@ -77,6 +79,11 @@ class DecoderCache:
         return self._lengths.tensor().clone()
 
     @property
+    def held(self) -> Lengths:
+        """The same as the cache keeps them."""
+        return self._lengths
+
+    @property
     def length(self) -> int:
         """Committed tokens in the longest row."""
         return self._lengths.longest
@@ -100,6 +107,7 @@ class DecoderCache:
         """This cache with K and V on another device or in another type; returns itself. An open step is forgotten."""
         self._require("to", "be moved or converted")
         self.rollback()
+        self.layout += 1
         for state in self.states:
             state.to(device, dtype)
         for source in self.sources:
@@ -189,6 +197,14 @@ class DecoderCache:
         for state in self.states:
             state.check_room(self.length + T)
 
+    def again(self) -> None:
+        """A step of one token like the one before, written by kernels that work in place; `advance` counts it.
+
+        For callers who have seen that `layout` is still the same and that there is room.
+        """
+        for state in self.states:
+            state.again(self._lengths)
+
     def advance(self, T: int) -> None:
         """Counts T tokens in every row that a recorded step has written, in place of `begin` and `commit`."""
         self._lengths = self._lengths.advanced(T)
@@ -203,6 +219,7 @@ class DecoderCache:
             raise ValueError(f"beams {beams} must be at least 1")
         self._require("expand", "expand")
         self.rollback()
+        self.layout += 1
         for state in self.states:
             state.expand(beams, self.length)
         self.spec, self.beams = self.spec.with_beams(beams), beams
@@ -248,6 +265,7 @@ class DecoderCache:
             raise ValueError(f"compact indices must lie between 0 and {self.batch_size - 1}")
         if len(keep) > self.batch_size or len(set(keep.tolist())) < len(keep):
             raise ValueError("compact keeps each sentence at most once")
+        self.layout += 1
         self._select_rows((keep.unsqueeze(1) * self.beams + torch.arange(self.beams)).reshape(-1))
         sentences = keep.to(self.device)
         for source in self.sources:
@@ -270,6 +288,7 @@ class DecoderCache:
         self._check_same_layers("admit", source)
         self.rollback()
         source.rollback()
+        self.layout += 1
         self._require("write", "admit")
         source._require("read", "be read, which admit needs of the newcomer")
         for state in self.states:
@@ -297,6 +316,7 @@ class DecoderCache:
     def crop(self, lengths: int | Tensor) -> None:
         """Shortens every row to `lengths`, one number or `(rows,)`; raises `ValueError` where that would lengthen."""
         self.rollback()
+        self.layout += 1
         wanted = Lengths(self.rows, lengths) if isinstance(lengths, int) else Lengths.of(lengths)
         shorter = wanted.tensor()
         if len(shorter) != self.rows or bool((shorter < 0).any()) or bool((shorter > self.lengths).any()):

@@ -67,6 +67,14 @@ class DenseCache(KeyValueState):
         self.clean = max(self.clean, step.end)
         return [self.k, self.v]
 
+    def again(self, lengths: Lengths) -> None:
+        """See `KeyValueState.again`."""
+        end = lengths.longest + 1
+        if lengths.ragged is not None:
+            self._zero_until(end)
+        elif end > self.clean:
+            self.clean = end
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, step: WritingStep, kernel: Kernel, dropout: float) -> Tensor:
         """By the kernel in place, if it can and is told the lengths; else see `KeyValueState.attend`."""
         whole = step.step

@@ -157,6 +157,10 @@ class IndirectCache(GrowingCache):
             return None
         return [self.k, self.v, self.table.origin, self.table.home]
 
+    def again(self, lengths: Lengths) -> None:
+        """See `KeyValueState.again`; the kernel fills in the table."""
+        self.clean = max(self.clean, lengths.longest + 1)
+
     def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
         """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`, each row at its home."""
         shape = (self.table.rows, self.k.shape[1], step.T, self.k.shape[3])

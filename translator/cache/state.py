@@ -41,6 +41,10 @@ class LayerState(ABC):
         Nothing written before may change. Raises `CacheFullError` when there is no room.
         """
 
+    def again(self, lengths: Lengths) -> None:
+        """Makes ready for one token more in every row, as `begin` and `in_place` did for the one before."""
+        raise self.cannot("be written by kernels")
+
     def commit(self, step: Step) -> None:  # noqa: B027 - most states have nothing to do
         """The step counts: states that keep old and new apart swap here."""
 

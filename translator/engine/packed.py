@@ -157,7 +157,6 @@ class PackedDecoding:
         """Rows a sentence."""
         return self.cache.beams
 
-    @torch.no_grad()
     def step(self, tokens: Tensor) -> Scores:
         """See `Decoding.step`."""
         if self.cache.length >= self.engine.max_positions:

@@ -160,6 +160,7 @@ void append(const TrCached& c, int64_t rows, const Member& member) {
         const int64_t r = i / c.H_kv, h = i % c.H_kv, buffer = c.home ? c.home[r] : r;
         const int64_t at = ((buffer * c.H_kv + h) * c.slots + c.lengths[r]) * width;
         for (int64_t t = 0; t < c.T; t++) {
+            if (c.origin && h == 0) c.origin[r * c.ld_origin + c.lengths[r] + t] = int32_t(buffer);
             const int64_t token = r * c.T + t;
             std::copy_n(c.k + token * c.ldk + h * width, width, c.keys + at + t * width);
             std::copy_n(c.v + token * c.ldv + h * width, width, c.values + at + t * width);

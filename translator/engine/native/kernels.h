@@ -45,8 +45,8 @@ struct TrNorm {
 
 // Self-attention with a cache: writes the T new keys and values of each row into its slots lengths[row] …, then lets
 // query t of a row see slots 0 … lengths[row] + t. Without `origin`, row r's slots lie in buffer row r; with it, slot s
-// of row r lies in buffer row origin[r * ld_origin + s] (a beam's ancestry), and new ones are written to home[r].
-// (Whoever owns origin fills in origin[r][lengths[r] …] = home[r] before the call.)
+// of row r lies in buffer row origin[r * ld_origin + s] (a beam's ancestry); new ones are written to home[r], and origin
+// says so afterwards.
 struct TrCached {
     const float* q;  // (rows, T, H, D_head), row stride ldq a token
     const float* k;  // (rows, T, H_kv, D_head)
@@ -54,7 +54,7 @@ struct TrCached {
     float* keys;  // (buffer rows, H_kv, slots, D_head)
     float* values;
     const int32_t* lengths;  // (rows,)
-    const int32_t* origin;   // (rows, ld_origin) or null
+    int32_t* origin;         // (rows, ld_origin) or null
     const int32_t* home;     // (rows,) or null
     float* y;                // (rows, T, H, D_head)
     int64_t ldq, ldk, ldv, ldy, ld_origin;

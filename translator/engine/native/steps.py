@@ -29,9 +29,20 @@ class Steps:
 
     def step(self, cache: DecoderCache, inputs: Tensor) -> Tensor:
         """`inputs` `(rows, T, …)` → the run's output, valid until the next step; the cache then holds T tokens more."""
-        T = inputs.shape[1]
+        recording, T = self._recording, inputs.shape[1]
         if inputs.shape[0] != cache.rows:
             raise ValueError(f"the step has {inputs.shape[0]} rows and the cache {cache.rows}")
+        if T == 1 and recording is not None and recording.holds_still(cache):
+            cache.again()
+            recording.hold(cache.held)
+            output = recording.run(inputs, self._native.threads)
+            cache.advance(1)
+            return output
+        return self._anew(cache, inputs, T)
+
+    @torch.no_grad()
+    def _anew(self, cache: DecoderCache, inputs: Tensor, T: int) -> Tensor:
+        """A step through the layers' own code, recorded if it can be, or replayed after a look at all it points to."""
         step = cache.begin(T)
         if self._recording is None or len(self._recording.lengths) < cache.rows:
             self._recording = Recording(cache.rows)
@@ -40,9 +51,7 @@ class Steps:
         if T > 1 or not self._replayable:
             output = self._run(self._native.for_steps(cache.rows), inputs, step.held, step.layers)
         elif recording.replays(cache, step):
-            recording.inputs[: cache.rows] = inputs
-            recording.program.run(cache.rows, self._native.threads)
-            output = recording.program.output[: cache.rows]
+            output = recording.run(inputs, self._native.threads)
         else:
             output = self._recorded(cache, recording, inputs, step)
         cache.commit(step)
@@ -70,6 +79,18 @@ class Recording:
         self.lengths = torch.zeros(rows, dtype=torch.int32)
         self._parts: list[Tensor] | None = None
         self._places: list[tuple[int, torch.Size]] = []
+        self._layout, self._room = -1, 0
+
+    def holds_still(self, cache: DecoderCache) -> bool:
+        """Whether nothing has moved since the last step of this recording, and one token more has room where it is."""
+        return self._layout == cache.layout and cache.length < self._room
+
+    def run(self, inputs: Tensor, threads: int) -> Tensor:
+        """Replays the step."""
+        rows = inputs.shape[0]
+        self.inputs[:rows] = inputs
+        self.program.run(rows, threads)
+        return self.program.output[:rows]
 
     def hold(self, lengths: Lengths) -> Tensor:
         """The lengths where the calls look for them."""
@@ -81,6 +102,7 @@ class Recording:
         parts = _parts(cache, step)
         if parts is not None:
             self._parts, self._places = parts, _places(parts)
+            self._stays(cache)
         return parts is not None
 
     def replays(self, cache: DecoderCache, step: StackStep) -> bool:
@@ -92,7 +114,11 @@ class Recording:
             return False
         for layer in step.layers:
             layer.mark_written()
+        self._stays(cache)
         return True
+
+    def _stays(self, cache: DecoderCache) -> None:
+        self._layout, self._room = cache.layout, min(state.slots for state in cache.states)  # type: ignore[attr-defined]
 
 
 def _places(parts: Sequence[Tensor]) -> list[tuple[int, torch.Size]]:
