@@ -11,7 +11,6 @@ import typer
 
 from translator import __version__
 from translator.commands import COMMANDS
-from translator.engine.native import library
 from translator.errors import UserError, is_out_of_memory, one_line
 from translator.stdio import Stopped, guarded_streams, stopped_by_signals
 from translator.textio import ReaderGone
@@ -34,6 +33,8 @@ for _command in COMMANDS:
 def _show_version(wanted: bool) -> None:
     if wanted:
         versions = f"translator {__version__}, PyTorch {version('torch')}, Python {platform.python_version()}"
+        from translator.engine.native import library  # with PyTorch, which help and mistakes do without
+
         typer.echo(f"{versions}, {library.described()}")
         raise typer.Exit
 

@@ -30,6 +30,7 @@ class _Writing:
 _HAN = _Writing(("Han",), spaced=False, bleu_tokenizer="zh")
 # By ISO 15924 script. Without spaces between words, the default tokenizer would take a sentence for one word.
 _WRITINGS = {
+    "Latn": _Writing(("Latin",)),  # to look its name up takes a third of a second
     **dict.fromkeys(["Hans", "Hant", "Hani"], _HAN),
     **dict.fromkeys(["Jpan", "Hrkt"], _Writing(("Han", "Hiragana", "Katakana"), spaced=False, bleu_tokenizer="char")),
     **dict.fromkeys(["Kore", "Hang"], _Writing(("Hangul",), bleu_tokenizer="char")),

@@ -27,6 +27,11 @@ class Watch(TorchDispatchMode):
         self.computed: str | None = None
         """The first operator that computed something."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiler comes near it; to keep one away, PyTorch would import it, which takes over a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view and func not in HARMLESS and self.computed is None:
             self.computed = str(func)
