@@ -22,6 +22,8 @@ from translator.commands import COMMANDS
 from translator.commands.parity import _renumber, spaced
 from translator.diagnostics.parity.check import ParityReport, report_notes
 from translator.diagnostics.parity.tally import Check, Tally, TokenDifference
+from translator.engine.native.library import available
+from translator.export import export_checkpoint
 from translator.pipeline import Translator
 
 LINES = ENGLISH[:3]
@@ -401,3 +403,27 @@ def test_the_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatc
 
     assert complete("translator tr").split() == ["translate", "train"]
     assert "--batch-tokens" in complete("translator translate --ba").split()
+
+
+NOT_NEEDED = ("torch._dynamo", "torch._inductor", "sympy", "sacrebleu", "datasets", "matplotlib", "opencc",
+              "language_data.name_data")  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_takes_long_to_import_is_not_imported_to_translate(packed: bool, tiny: Path, tmp_path: Path) -> None:
+    if packed and not available():
+        pytest.skip("the native kernels aren't built")
+    folder = tmp_path / "packed" if packed else tiny
+    if packed:
+        export_checkpoint(tiny_checkpoint(), "packed", folder)
+    code = f"""if True:
+        import sys
+        from translator.cli import main
+        sys.argv = ["translator", "translate", "--checkpoint", {str(folder)!r}, "Thank you."]
+        try:
+            main()
+        finally:
+            print([name for name in {NOT_NEEDED!r} if name in sys.modules], file=sys.stderr)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr

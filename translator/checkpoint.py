@@ -3,16 +3,17 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import safetensors.torch
 import torch
 from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from translator.config import STRICT, DecodeConfig, ModelConfig, from_json, to_json
 from translator.errors import UserError, quoted
@@ -25,6 +26,7 @@ from translator.tokenizer import Tokenizer
 DEFAULT_CHECKPOINT = Path(__file__).resolve().parent.parent / "checkpoints" / "default"
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
+PACKED_WEIGHTS = "packed.safetensors"  # in place of WEIGHTS, in what `translator export --to packed` writes
 BEST = "best"  # what a training run calls its best checkpoint
 LARGEST_HEADER = 16 << 20  # bytes of names and shapes; the largest model allowed needs a fifth
 
@@ -38,6 +40,9 @@ class CheckpointConfig:
     model: ModelConfig
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     format: Literal[1] = 1
+
+
+C = TypeVar("C", bound=CheckpointConfig)
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,6 +78,8 @@ def checkpoint_folder(folder: Path) -> Path:
             folder = folder / BEST
             if not folder.is_dir():
                 raise UserError(f"{folder}: leads nowhere; name the checkpoint's own folder")
+        if is_packed(folder):
+            raise UserError(f"{folder}: holds packed weights, for translating alone; name what they were made from")
         for name in (CONFIG, TOKENIZER, WEIGHTS):
             if not os.path.lexists(folder / name):
                 raise UserError(f"{folder}: not a checkpoint of this program, {name} is missing")
@@ -81,14 +88,20 @@ def checkpoint_folder(folder: Path) -> Path:
     return folder
 
 
+def is_packed(folder: Path) -> bool:
+    """Whether `folder` holds packed weights, and not those that they were made from."""
+    return os.path.lexists(folder / PACKED_WEIGHTS) and not os.path.lexists(folder / WEIGHTS)
+
+
 def read_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """The checkpoint in `folder`, or in its `best`, with its weights in fp32 on `device`, the model in eval mode.
 
     Nothing of the model's size is allocated before the files have been found to fit each other. Raises `UserError` for
     a missing, truncated, inconsistent, damaged or foreign checkpoint.
     """
-    folder, config, tokenizer = _read_around(folder)
-    with _opened(folder / WEIGHTS) as tensors:
+    folder = checkpoint_folder(folder)
+    config, tokenizer = read_around(folder, CheckpointConfig)
+    with opened(folder / WEIGHTS) as tensors:
         _skeleton(config, tensors, folder)
         model = TranslationModel(config.model)
         _copy_weights(model, tensors, folder / WEIGHTS)
@@ -106,11 +119,12 @@ def map_checkpoint(folder: Path) -> Checkpoint:
     """As `read_checkpoint`, but with matrices where the file has them and in the type it stores them: nothing of the
     model's size is copied. For engines that pack them, and find numbers that aren't finite then.
     """
-    folder, config, tokenizer = _read_around(folder)
-    with _opened(folder / WEIGHTS) as tensors:
+    folder = checkpoint_folder(folder)
+    config, tokenizer = read_around(folder, CheckpointConfig)
+    with opened(folder / WEIGHTS) as tensors:
         model = _skeleton(config, tensors, folder)
         model.make_buffers()
-        weights = {name: _read(tensors, name, folder / WEIGHTS) for name in model.state_dict()}
+        weights = {name: read_tensor(tensors, name, folder / WEIGHTS) for name in model.state_dict()}
     for name, weight in weights.items():
         if weight.dim() == 1 or "positions" in name or weight.dtype == torch.float64:
             weights[name] = weight = weight.float()
@@ -120,27 +134,43 @@ def map_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(model.eval().requires_grad_(False), tokenizer, config)
 
 
-def _read_around(folder: Path) -> tuple[Path, CheckpointConfig, Tokenizer]:
-    """The checkpoint's own folder, and its files but for the weights."""
-    folder = checkpoint_folder(folder)
-    config = from_json(CheckpointConfig, folder / CONFIG)
+def read_around(folder: Path, kind: type[C]) -> tuple[C, Tokenizer]:
+    """A folder's files but for the weights; raises `UserError` when they don't fit each other."""
+    config = from_json(kind, folder / CONFIG)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} pieces and {CONFIG} says {config.model.vocab_size}"
         )
-    return folder, config, tokenizer
+    return config, tokenizer
 
 
 def _skeleton(config: CheckpointConfig, tensors: safe_open, folder: Path) -> TranslationModel:
     """The model without storage, found to fit the file."""
-    layers, found = config.model.num_encoder_layers + config.model.num_decoder_layers, len(tensors.keys())
-    if found < layers:  # even a model without storage takes seconds to put together when it has many layers
-        raise UserError(f"{folder / WEIGHTS}: {found} tensors are too few for the {layers} layers of {CONFIG}")
-    with torch.device("meta"):
-        model = TranslationModel(config.model)
-    _check_fits(model, tensors, folder / WEIGHTS)
+    model = shape_of(config.model, tensors, folder / WEIGHTS)
+    check_fits(model.state_dict(), tensors, folder / WEIGHTS)
     return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves tensors as they are where they would be filled with random numbers: without storage, PyTorch would load
+    its compiler for that, which takes longer than a translation.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", None) == torch.nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **kwargs)
+
+
+def shape_of(config: ModelConfig, tensors: safe_open, path: Path) -> TranslationModel:
+    """The model without storage, on the meta device; raises `UserError` when the file can't hold so many layers."""
+    layers, found = config.num_encoder_layers + config.num_decoder_layers, len(tensors.keys())
+    if found < layers:  # even a model without storage takes seconds to put together when it has many layers
+        raise UserError(f"{path}: {found} tensors are too few for the {layers} layers of {CONFIG}")
+    with torch.device("meta"), _Unfilled():
+        return TranslationModel(config)
 
 
 def check_ensemble(checkpoints: Sequence[Checkpoint], names: Sequence[object]) -> None:
@@ -160,12 +190,15 @@ def check_ensemble(checkpoints: Sequence[Checkpoint], names: Sequence[object]) -
             )
 
 
-_FLOATS = ("F16", "BF16", "F32", "F64")
+_FLOATS, _BYTES = ("F16", "BF16", "F32", "F64"), ("U8",)
 
 
-def _check_fits(model: torch.nn.Module, tensors: safe_open, path: Path) -> None:
-    """Compares the file's header with the model, which may be on the meta device."""
-    wanted, names = model.state_dict(), set(tensors.keys())
+def check_fits(wanted: Mapping[str, Tensor], tensors: safe_open, path: Path) -> None:
+    """Compares the file's header with tensors by name, which may be on the meta device.
+
+    Raises `UserError` for other names, shapes, or types: bytes are bytes, and a weight is of any float type.
+    """
+    names = set(tensors.keys())
     for name in sorted(wanted.keys() - names)[:1]:
         raise UserError(f"{path}: tensor {name!r} is missing; the file belongs to another model")
     for name in sorted(names - wanted.keys())[:1]:
@@ -177,15 +210,16 @@ def _check_fits(model: torch.nn.Module, tensors: safe_open, path: Path) -> None:
             raise UserError(
                 f"{path}: tensor {name!r} has shape {quoted(shape)}, the configuration asks for {tuple(tensor.shape)}"
             )
-        if dtype not in _FLOATS:
-            raise UserError(f"{path}: tensor {name!r} holds {dtype}; weights are {', '.join(_FLOATS)}")
+        allowed = _BYTES if tensor.dtype == torch.uint8 else _FLOATS
+        if dtype not in allowed:
+            raise UserError(f"{path}: tensor {name!r} holds {dtype}; weights are {', '.join(allowed)}")
 
 
 @torch.no_grad()
 def _copy_weights(model: torch.nn.Module, tensors: safe_open, path: Path) -> None:
     """One tensor at a time, so that no second copy of all is ever held."""
     for name, mine in model.state_dict().items():
-        mine.copy_(_read(tensors, name, path))
+        mine.copy_(read_tensor(tensors, name, path))
         if not bool(mine.isfinite().all()):
             raise UserError(_damaged(path, name))
 
@@ -202,7 +236,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
+def opened(path: Path) -> Iterator[safe_open]:
     """A safetensors file of which only the header was read; raises `UserError` when it isn't one or is cut short."""
     check_file(path)
     try:
@@ -217,7 +251,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
         yield tensors
 
 
-def _read(tensors: safe_open, name: str, path: Path) -> Tensor:
+def read_tensor(tensors: safe_open, name: str, path: Path) -> Tensor:
     try:
         return tensors.get_tensor(name)
     except (SafetensorError, OSError, AttributeError, RuntimeError, TypeError) as error:

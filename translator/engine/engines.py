@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from translator.checkpoint import Checkpoint, map_checkpoint, read_checkpoint
+from translator.checkpoint import Checkpoint, is_packed, map_checkpoint, read_checkpoint
 from translator.engine.base import Engine
 from translator.engine.eager import EagerEngine
 from translator.engine.graphs import GraphEngine
@@ -13,6 +13,7 @@ from translator.engine.native.library import available
 from translator.engine.native.weights import AUTO, TYPES
 from translator.engine.packed import PackedEngine
 from translator.engine.prepacked import PrepackedEngine
+from translator.engine.store import read_packed
 from translator.errors import UserError
 from translator.model import TranslationModel
 
@@ -69,10 +70,15 @@ def read_engine(
 ) -> tuple[Checkpoint, Engine]:
     """The checkpoint in `folder` and the engine `name` around it.
 
-    Of a model that is packed, the packed matrices are the only ones in memory: `Checkpoint.model` has lost its own.
-    Raises `UserError` as `read_checkpoint` and `make_engine` do.
+    Of a model that is packed, the packed matrices are the only ones in memory: `Checkpoint.model` has lost its own; in
+    a folder of packed weights they stay in the file, which is mapped. Raises `UserError` as `read_checkpoint`,
+    `read_packed` and `make_engine` do.
     """
     name = _chosen(name, compute_type, device, torch.float32)
+    if is_packed(folder):
+        if name != PACKED:
+            raise UserError(f"{folder}: holds packed weights, which engine packed alone runs, on the CPU; not {name}")
+        return read_packed(folder, compute_type, threads)
     if name != PACKED or not available():
         checkpoint = read_checkpoint(folder, device)
         return checkpoint, ENGINES[name](checkpoint.model, compute_type, threads)

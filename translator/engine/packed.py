@@ -84,19 +84,32 @@ class PackedEngine:
         threads: int | None = None,
         release: bool = False,
     ) -> None:
-        self.model = model
-        native = Native(load(), threads)
         products = model.products()
-        self.compute_type = chosen_type(compute_type, products)
-        weights = PackedWeights.pack(native.library, products, self.compute_type)
+        weights = PackedWeights.pack(load(), products, chosen_type(compute_type, products))
+        table = model.embedding.weight.detach()
+        if release:
+            table = table.clone()
+            _release(model, products)
+        self._assemble(model, weights, table, threads)
+
+    @classmethod
+    def of_packed(
+        cls, model: TranslationModel, weights: PackedWeights, table: Tensor, *, threads: int | None = None
+    ) -> "PackedEngine":
+        """Around what was packed before; of `model` only norms and positions are needed, `table` `(V, D)` are its
+        embeddings.
+        """
+        engine = cls.__new__(cls)
+        engine._assemble(model, weights, table, threads)
+        return engine
+
+    def _assemble(self, model: TranslationModel, weights: PackedWeights, table: Tensor, threads: int | None) -> None:
+        self.model = model
+        self.compute_type = weights.compute_type
         with torch.no_grad():
             positions = model.target_positions(torch.arange(self.max_positions)).float().contiguous()
-            table = model.embedding.weight.detach()
-            if release:
-                table = table.clone()
-                _release(model, products)
         self._versions = _versions(model)
-        self.operations = PackedModel(native, model, weights, table, positions)
+        self.operations = PackedModel(Native(load(), threads), model, weights, table, positions)
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,7 @@
 
 from translator.checkpoint import CheckpointConfig
 from translator.config import ModelConfig
+from translator.engine.native.weights import AUTO
 from translator.errors import UserError
 
 CARD = """\
@@ -18,8 +19,12 @@ with the end token; a source or target has at most {positions} tokens, end token
 """
 
 
-def check_structure(model: ModelConfig, to: str) -> None:
-    """Raises `UserError` for another self-attention than multi-head, which is all that other toolkits know."""
+def check_structure(model: ModelConfig, compute_type: str, to: str) -> None:
+    """Raises `UserError` for another self-attention than multi-head, which is all that other toolkits know, and for a
+    compute type: they convert weights as they load them.
+    """
+    if compute_type != AUTO:
+        raise UserError(f"--compute-type {compute_type}: goes with --to packed; {to} gets weights in fp32")
     if model.attention != "multihead":
         raise UserError(f"--to {to}: cannot express attention = {model.attention!r}; it has multihead alone")
 

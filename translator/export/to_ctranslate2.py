@@ -36,14 +36,14 @@ print(tokenizer.decode(result.hypotheses[0]))
 """
 
 
-def prepare(checkpoint: Checkpoint) -> Callable[[Path], None]:
+def prepare(checkpoint: Checkpoint, compute_type: str) -> Callable[[Path], None]:
     """What saves `checkpoint` into a folder; raises `UserError` for what CTranslate2 can't express or without it."""
     try:
         import ctranslate2
     except ImportError:
         raise UserError("--to ctranslate2: its package is not installed; pip install ctranslate2") from None
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
-    check_structure(config.model, "ctranslate2")
+    check_structure(config.model, compute_type, "ctranslate2")
     if not config.model.num_encoder_layers:
         raise UserError("--to ctranslate2: cannot express num_encoder_layers = 0; it takes 1 or more")
     specs = ctranslate2.specs

@@ -34,10 +34,10 @@ print(tokenizer.decode(tokens.tolist()))
 """
 
 
-def prepare(checkpoint: Checkpoint) -> Callable[[Path], None]:
+def prepare(checkpoint: Checkpoint, compute_type: str) -> Callable[[Path], None]:
     """What saves `checkpoint` into a folder; raises `UserError` for what the library's class can't express."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
-    check_structure(config.model, "transformers")
+    check_structure(config.model, compute_type, "transformers")
     if config.model.layer_norm_eps != LAYER_NORM_EPS:
         raise UserError(
             f"--to transformers: cannot express layer_norm_eps = {config.model.layer_norm_eps}; "

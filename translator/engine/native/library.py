@@ -15,6 +15,7 @@ from translator.engine.native.build import HERE, X86, object_name
 from translator.errors import UserError, quoted
 
 VERSION = 1  # of the interface
+FORM = 1  # of packed weights (panels.h); a file of another one is refused
 VARIABLE = "TRANSLATOR_ISA"
 WITHOUT = "none"
 FLOAT32, FLOAT16, BFLOAT16, INT8 = range(4)  # TrType

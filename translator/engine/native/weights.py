@@ -28,28 +28,38 @@ class PackedProduct(NamedTuple):
 class PackedWeights:
     """Products by name, packed as `compute_type`; shared by all threads, never written again."""
 
-    def __init__(self, block: Tensor, products: Mapping[str, PackedProduct], compute_type: str) -> None:
-        self.block = block
-        self.products = dict(products)
+    def __init__(self, blocks: Mapping[str, Tensor], products: Mapping[str, Product], compute_type: str) -> None:
+        """`blocks` are bytes on 64-byte addresses, as `tr_pack` writes them; of `products` the shapes are read."""
+        self.blocks = dict(blocks)
+        self.products = {
+            name: PackedProduct(self.blocks[name].data_ptr(), TYPES[compute_type], *weight.shape)
+            for name, (weight, _) in products.items()
+        }
         self.compute_type = compute_type
 
     @property
     def nbytes(self) -> int:
         """Bytes of all packed weights."""
-        return self.block.nbytes
+        return sum(block.nbytes for block in self.blocks.values())
 
     @classmethod
     def pack(cls, library: Kernels, products: Mapping[str, Product], compute_type: str) -> "PackedWeights":
         """From weights `(N, K)` and biases `(N,)`; raises `UserError` for a weight that isn't finite in that type."""
-        type_ = TYPES[compute_type]
-        sizes = {name: _aligned(library.packed_bytes(type_, *weight.shape)) for name, (weight, _) in products.items()}
-        block = torch.empty(sum(sizes.values()) + ALIGNMENT, dtype=torch.uint8)
-        start, packed = _aligned(block.data_ptr()), {}
+        sizes = block_sizes(library, products, compute_type)
+        room = torch.empty(sum(sizes.values()) + ALIGNMENT, dtype=torch.uint8)
+        start, blocks = -room.data_ptr() % ALIGNMENT, {}
         for name, (weight, bias) in products.items():
-            _pack(library, type_, name, weight, bias, start)
-            packed[name] = PackedProduct(start, type_, *weight.shape)
+            blocks[name] = block = room[start : start + sizes[name]]
+            block[-ALIGNMENT:] = 0  # what fills it up is nothing from elsewhere in memory
+            _pack(library, TYPES[compute_type], name, weight, bias, block.data_ptr())
             start += sizes[name]
-        return cls(block, packed, compute_type)
+        return cls(blocks, products, compute_type)
+
+
+def block_sizes(library: Kernels, products: Mapping[str, Product], compute_type: str) -> dict[str, int]:
+    """Bytes of each product's block, filled up so that the next one lies on 64 bytes too."""
+    type_ = TYPES[compute_type]
+    return {name: _aligned(library.packed_bytes(type_, *weight.shape)) for name, (weight, _) in products.items()}
 
 
 def _pack(library: Kernels, type_: int, name: str, weight: Tensor, bias: Tensor | None, address: int) -> None:
