@@ -85,10 +85,11 @@ class PackedEngine:
         release: bool = False,
     ) -> None:
         products = model.products()
-        weights = PackedWeights.pack(load(), products, chosen_type(compute_type, products))
         table = model.embedding.weight.detach()
         if release:
             table = table.clone()
+        weights = PackedWeights.pack(load(), products, chosen_type(compute_type, products), spent=release)
+        if release:
             _release(model, products)
         self._assemble(model, weights, table, threads)
 

@@ -1,6 +1,7 @@
 """Packed weights in a file: the bits of those packed in memory, one copy of them, and nothing else taken for them."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,10 @@ import torch
 from tests.helpers import ENGLISH, tiny_checkpoint, tiny_model
 from tests.translator.engine.test_packed import decoded, halved
 from translator import cli
-from translator.checkpoint import PACKED_WEIGHTS, read_checkpoint
+from translator.checkpoint import DEFAULT_CHECKPOINT, PACKED_WEIGHTS, WEIGHTS, map_checkpoint, read_checkpoint
 from translator.engine.engines import read_engine
-from translator.engine.native.library import VARIABLE, available
+from translator.engine.native.library import VARIABLE, available, load
+from translator.engine.native.weights import PackedWeights
 from translator.engine.packed import PackedEngine
 from translator.errors import UserError
 from translator.export import export_checkpoint
@@ -172,3 +174,22 @@ def test_other_tensors_and_places_are_refused(folder: Path) -> None:
     with_header(folder, {**values, "more": {"dtype": "U8", "shape": [1], "data_offsets": [len(rest), len(rest) + 1]}},
                 rest + b"\0")  # fmt: skip
     assert "'more' is unknown" in refusal(lambda: read_engine(folder, CPU))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_packed_of_a_file_is_no_longer_in_memory() -> None:
+    model = map_checkpoint(DEFAULT_CHECKPOINT).model
+    weights = PackedWeights.pack(load(), model.products(), "int8", spent=True)
+    path, resident, inside = str(DEFAULT_CHECKPOINT / WEIGHTS), [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-", line):
+            inside = line.endswith(path)
+        elif inside and line.startswith("Rss:"):
+            resident.append(int(line.split()[1]))
+    assert resident and sum(resident) < 4 << 10  # kilobytes, of 20 MB: what the system maps around a page that is read
+    kept = PackedWeights.pack(load(), model.products(), "int8")  # from the file once more
+    assert all(torch.equal(block, kept.blocks[name]) for name, block in weights.blocks.items())
+    _, engine = read_engine(DEFAULT_CHECKPOINT, CPU, "packed", "int8")
+    plain = PackedEngine(read_checkpoint(DEFAULT_CHECKPOINT).model, "int8")
+    ids = torch.arange(5, 25).unsqueeze(0)
+    assert torch.equal(engine.log_probs(ids, ids), plain.log_probs(ids, ids))

@@ -1,6 +1,10 @@
 """Weights in the form the native kernels read: packed once, in one block of memory."""
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Mapping
+from ctypes import c_size_t, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -43,17 +47,34 @@ class PackedWeights:
         return sum(block.nbytes for block in self.blocks.values())
 
     @classmethod
-    def pack(cls, library: Kernels, products: Mapping[str, Product], compute_type: str) -> "PackedWeights":
-        """From weights `(N, K)` and biases `(N,)`; raises `UserError` for a weight that isn't finite in that type."""
+    def pack(
+        cls, library: Kernels, products: Mapping[str, Product], compute_type: str, *, spent: bool = False
+    ) -> "PackedWeights":
+        """From weights `(N, K)` and biases `(N,)`; raises `UserError` for a weight that isn't finite in that type.
+
+        With `spent` nobody reads the weights again: what is mapped of their file goes out of memory one by one.
+        """
         sizes = block_sizes(library, products, compute_type)
         room = torch.empty(sum(sizes.values()) + ALIGNMENT, dtype=torch.uint8)
         start, blocks = -room.data_ptr() % ALIGNMENT, {}
+        last_use = {weight.untyped_storage().data_ptr(): name for name, (weight, _) in products.items()}
         for name, (weight, bias) in products.items():
             blocks[name] = block = room[start : start + sizes[name]]
             block[-ALIGNMENT:] = 0  # what fills it up is nothing from elsewhere in memory
             _pack(library, TYPES[compute_type], name, weight, bias, block.data_ptr())
             start += sizes[name]
+            if spent and last_use[weight.untyped_storage().data_ptr()] == name:
+                _let_go(weight.untyped_storage())
         return cls(blocks, products, compute_type)
+
+
+def _let_go(storage: torch.UntypedStorage) -> None:
+    """Takes the whole pages of a storage that nobody reads again out of this process's memory."""
+    if sys.platform == "linux":
+        page = mmap.PAGESIZE
+        start, end = -(-storage.data_ptr() // page) * page, (storage.data_ptr() + storage.nbytes()) // page * page
+        if end > start:
+            ctypes.CDLL(None).madvise(c_void_p(start), c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def block_sizes(library: Kernels, products: Mapping[str, Product], compute_type: str) -> dict[str, int]:
