@@ -13,6 +13,7 @@ from translator.commands.options import (
     ComputeTypeOption,
     DeviceOption,
     EngineOption,
+    ExactOption,
     InputOption,
     SetOption,
     ThreadsOption,
@@ -53,6 +54,7 @@ def run(
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     compute_type: ComputeTypeOption = "auto",
+    exact: ExactOption = False,
 ) -> None:
     """BLEU and chrF, with sacreBLEU's signatures; the tokenizer follows the target language.
 
@@ -65,6 +67,8 @@ def run(
     given = input or hypotheses
     assert given is not None
     searching = {"beam-size": beam_size, "set": set_, "cache": cache, "batch-tokens": batch_tokens}
+    if exact and hypotheses is not None:
+        raise UserError("--exact: goes with --input; with --hypotheses nothing is translated")
     _check_language(hypotheses, target_language, [name for name, value in searching.items() if value is not None])
     one_standard_input(**{"input or --hypotheses": given}, **{f"reference {n}": p for n, p in enumerate(reference, 1)})
     check_outputs(output=output)
@@ -75,7 +79,7 @@ def run(
         texts, language = lines, target_language
     else:
         translator = load_translator(
-            checkpoint, device, threads, batch_tokens, cache, engine=engine, compute_type=compute_type
+            checkpoint, device, threads, batch_tokens, cache, engine=engine, compute_type=compute_type, exact=exact
         )
         config = decode_config(translator, beam_size, 1, False, set_ or [])
         with progress_bar("translating, lines") as advance:

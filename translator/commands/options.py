@@ -67,6 +67,14 @@ ComputeTypeOption = Annotated[
         help="What weights are computed with: float32, float16, bfloat16, int8; auto changes none.",
     ),
 ]
+ExactOption = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Promise results that are the same to the bit whatever the batch, its order, the cache and the threads. "
+        "Engine packed always gives them; this refuses any other, and first tries the kernels on this machine.",
+    ),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes one setting.")]
 
 
@@ -79,6 +87,7 @@ def load_translator(
     workers: int | None = None,
     engine: str = "auto",
     compute_type: str = "auto",
+    exact: bool = False,
 ) -> "Translator":
     """The checkpoints in these folders, or the shipped one, ready to translate; raises `UserError`."""
     from translator.pipeline import Translator
@@ -87,7 +96,7 @@ def load_translator(
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache, "workers": workers}
     given = {name: value for name, value in options.items() if value is not None}
     return Translator.from_checkpoint(
-        *checkpoints or (), device=device, engine=engine, compute_type=compute_type, **given
+        *checkpoints or (), device=device, engine=engine, compute_type=compute_type, exact=exact, **given
     )
 
 

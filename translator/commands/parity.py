@@ -44,6 +44,10 @@ def run(
             help=f"Beams of the beam search compared, 3 or more; {BEAMS} by default.",
         ),
     ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Compare the packed engine with itself in other company instead, to the bit."),
+    ] = False,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Plant faults and see whether the check catches each.")
     ] = False,
@@ -54,23 +58,32 @@ def run(
 
     fp64 decides (1e-10), fp32 must agree to 1e-4, bf16 is reported. Exit status 1 on any fault.
 
+    --exact: in every compute type, alone and in random batches, in every cache, by steps, chunks and whole passes, on 1,
+    2 and 3 threads; greedy, beam and sampling. Any difference is a fault.
+
     --self-test runs on a small random model, or on --checkpoint when one is given.
     """
     from translator.checkpoint import read_checkpoint
     from translator.device import usable_device
 
-    _check_options(self_test, input, lines, beam_size)
+    _check_options(self_test, exact, input, lines, beam_size)
     set_threads(threads)
     where = usable_device(device)
     if self_test:
         passed = _self_test(read_checkpoint(checkpoint, where).model if checkpoint else None)
+    elif exact:
+        if where.type != "cpu":
+            raise UserError(f"--exact: the packed engine runs on the CPU, not on {where}")
+        passed = _exact(checkpoint, input, lines or SAMPLE, beam_size or BEAMS)
     else:
         passed = _parity(checkpoint, where, input, lines or SAMPLE, beam_size or BEAMS)
     if not passed:
         raise typer.Exit(1)
 
 
-def _check_options(self_test: bool, input: Path | None, lines: int | None, beam_size: int | None) -> None:
+def _check_options(self_test: bool, exact: bool, input: Path | None, lines: int | None, beam_size: int | None) -> None:
+    if self_test and exact:
+        raise UserError("--exact: --self-test plants faults in caches; leave one of the two out")
     given = {"input": input, "lines": lines, "beam-size": beam_size}
     for name, value in given.items():
         if self_test and value is not None:
@@ -92,19 +105,37 @@ def _parity(checkpoint: Path | None, device: "torch.device", input: Path | None,
     from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
     from translator.diagnostics.parity import check
 
-    sample, said = None, []
-    if input is not None:
-        every = input_lines(input)
-        numbers = spaced(len(every), most)
-        sample = [every[number - 1] for number in numbers]
-        said = [_sample_text(numbers, len(every), input)]
+    sample, numbers, said = _sample(input, most)
     loaded = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT, device)
     with progress_bar("comparing") as advance:
-        checked = check.check_parity(loaded, sample, beam_size=beam_size, progress=advance)
+        checked = check.check_parity(loaded, None if input is None else sample, beam_size=beam_size, progress=advance)
     if input is not None:
         _renumber(checked, numbers)
     show(check.report_table(checked), [*check.report_notes(checked), *said, check.report_summary(checked)])
     return checked.passed
+
+
+def _exact(checkpoint: Path | None, input: Path | None, most: int, beam_size: int) -> bool:
+    import torch
+
+    from translator.checkpoint import DEFAULT_CHECKPOINT, read_checkpoint
+    from translator.diagnostics.parity import exact
+
+    sample, numbers, said = _sample(input, most)
+    loaded = read_checkpoint(checkpoint or DEFAULT_CHECKPOINT, torch.device("cpu"))
+    with progress_bar("comparing") as advance:
+        checked = exact.exact_parity(loaded, sample, numbers, beam_size=beam_size, progress=advance)
+    show(exact.exact_table(checked), [*exact.exact_notes(checked), *said, exact.exact_summary(checked)])
+    return checked.passed
+
+
+def _sample(input: Path | None, most: int) -> tuple[list[str], list[int], list[str]]:
+    """Lines of the file, their numbers, and what is to be said of them; nothing without a file."""
+    if input is None:
+        return [], [], []
+    every = input_lines(input)
+    numbers = spaced(len(every), most)
+    return [every[number - 1] for number in numbers], numbers, [_sample_text(numbers, len(every), input)]
 
 
 def spaced(count: int, most: int) -> list[int]:

@@ -11,6 +11,7 @@ from translator.commands.options import (
     ComputeTypeOption,
     DeviceOption,
     EngineOption,
+    ExactOption,
     InputOption,
     OutputOption,
     ThreadsOption,
@@ -41,6 +42,7 @@ def run(
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     compute_type: ComputeTypeOption = "auto",
+    exact: ExactOption = False,
 ) -> None:
     """Teacher-forced log-probability of given translations: one line each, the log-probability and its tokens.
 
@@ -53,7 +55,9 @@ def run(
     if len(files) != (0 if candidates else 2):
         raise UserError("--input and --target: give both, or --candidates alone")
     check_outputs(output=output)
-    translator = load_translator(checkpoint, device, threads, batch_tokens, engine=engine, compute_type=compute_type)
+    translator = load_translator(
+        checkpoint, device, threads, batch_tokens, engine=engine, compute_type=compute_type, exact=exact
+    )
     with progress_bar("scoring") as advance:
         if candidates is not None:
             results = score_candidates(translator, read_candidates(candidates), advance)

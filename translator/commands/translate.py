@@ -18,6 +18,7 @@ from translator.commands.options import (
     ComputeTypeOption,
     DeviceOption,
     EngineOption,
+    ExactOption,
     InputOption,
     OutputOption,
     SetOption,
@@ -73,6 +74,7 @@ def run(
     device: DeviceOption = "cpu",
     engine: EngineOption = "auto",
     compute_type: ComputeTypeOption = "auto",
+    exact: ExactOption = False,
 ) -> None:
     """Translate text, a file or a pipe: N lines in, N lines out, in order.
 
@@ -87,7 +89,7 @@ def run(
         raise UserError("--input: give text as arguments or a file, not both")
     check_outputs(output=output)
     translator = load_translator(
-        checkpoint, device, threads, batch_tokens, cache, workers, engine=engine, compute_type=compute_type
+        checkpoint, device, threads, batch_tokens, cache, workers, engine=engine, compute_type=compute_type, exact=exact
     )
     config = decode_config(translator, beam_size, n_best, sample, set_ or [])
     to_file = output is not None and not is_standard_stream(output)

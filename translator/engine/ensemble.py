@@ -8,6 +8,7 @@ from torch import Tensor
 
 from translator.cache import CacheSpec
 from translator.engine.base import Decoding, Engine, MatrixScores, Scores
+from translator.engine.scores import NativeScores
 
 
 class EnsembleEngine:
@@ -115,6 +116,8 @@ def mean_scores(members: Sequence[Scores], device: torch.device) -> MatrixScores
         log_z = log_z + member.log_z.to(device)
     if len(members) > 1:
         logits, log_z = logits / len(members), log_z / len(members)
+    if isinstance(members[0], NativeScores) and logits.dtype == torch.float32:  # no tie hangs on what others ask for
+        return members[0].like(logits, log_z)
     return MatrixScores(logits, log_z)
 
 

@@ -20,7 +20,7 @@ from translator.attention import Product
 from translator.cache import CacheSpec, DecoderCache
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import as_batch, as_given
-from translator.engine.base import Scores, normalised
+from translator.engine.base import Scores
 from translator.engine.native.library import available, load
 from translator.engine.native.operations import Native, NativeStack, embedded, product
 from translator.engine.native.steps import Steps
@@ -144,7 +144,12 @@ class PackedEngine:
         """See `Engine.log_probs`."""
         memory = self.encode(source, key_padding_mask)
         hidden = self.model.decode(target, memory, key_padding_mask, self.operations)
-        return normalised(self.operations.logits(hidden))
+        logits = self.operations.logits(hidden)
+        scores = NativeScores(
+            self.operations.native.library, logits.view(-1, self.vocab_size), self.operations.native.threads
+        )
+        # Written over the logits, which nobody else has: the largest tensor there is.
+        return torch.sub(logits, scores.log_z.view(*logits.shape[:2], 1), out=logits)
 
     @torch.no_grad()
     def start(self, memory: Tensor, key_padding_mask: Tensor | None, spec: CacheSpec) -> "PackedDecoding":

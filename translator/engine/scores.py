@@ -15,15 +15,19 @@ class NativeScores(MatrixScores):
 
     __slots__ = ("_kernels", "_threads", "_where")
 
-    def __init__(self, kernels: Kernels, logits: Tensor, threads: int = 1) -> None:
-        """`threads` is how many the kernels use."""
-        super().__init__(logits)
+    def __init__(self, kernels: Kernels, logits: Tensor, threads: int = 1, log_z: Tensor | None = None) -> None:
+        """`threads` is how many the kernels use; `log_z` is worked out unless given."""
+        super().__init__(logits, log_z)
         stride, step = logits.stride()
         if logits.dtype != torch.float32 or step != 1 or not logits.is_cpu:
             found = f"{logits.dtype} of strides {stride, step} on {logits.device}"
             raise ValueError(f"the kernels take rows of float32 on the CPU, its numbers side by side, not {found}")
         self._kernels, self._threads = kernels, threads
         self._where = (logits.data_ptr(), *logits.shape, stride)
+
+    def like(self, logits: Tensor, log_z: Tensor) -> "NativeScores":
+        """The same kernels on other logits."""
+        return NativeScores(self._kernels, logits, self._threads, log_z)
 
     @property
     def log_z(self) -> Tensor:

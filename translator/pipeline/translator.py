@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from translator.device import usable_device
 from translator.engine import Engine
 from translator.engine.engines import AUTO, make_engine, read_engine
 from translator.engine.ensemble import EnsembleEngine
+from translator.engine.exact import check_exact
 from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.pipeline.batching import batches
@@ -97,16 +99,19 @@ class Translator:
         batch_tokens: int = BATCH_TOKENS,
         cache: str | None = None,
         workers: int | None = None,
+        exact: bool = False,
     ) -> "Translator":
         """The checkpoint in folder `path`, by default the shipped model; several decode together as an ensemble.
 
-        Raises `UserError` when one can't be used, or not with the first.
+        With `exact`, only an engine that gives the same bits in any company: see `engine.exact.check_exact`. Raises `UserError` when one can't be used, or not with the first.
         """
         folders = [Path(path) if path else DEFAULT_CHECKPOINT for path in paths or (None,)]
         read = [read_engine(folder, usable_device(device), engine, compute_type) for folder in folders]
         checkpoints, engines = [each for each, _ in read], [made for _, made in read]
         check_ensemble(checkpoints, folders)
         whole = EnsembleEngine(engines) if len(engines) > 1 else engines[0]
+        if exact:
+            check_exact(whole)
         return cls(*checkpoints, engine=whole, batch_tokens=batch_tokens, cache=cache, workers=workers)
 
     def translate(
@@ -347,5 +352,5 @@ class Translator:
         target_in[:, 0] = tokenizer.bos_id
         chosen = self.engine.log_probs(source, target_in, hidden).gather(2, target.unsqueeze(2)).squeeze(2)  # (B, T)
         check_finite(chosen)
-        real = ~padding([len(pair[1]) for pair in pairs]).to(device)
-        return chosen.masked_fill(~real, 0).double().sum(dim=1).tolist()
+        # Rounded once, in whatever batch: sums of padded rows would hang on the longest of them.
+        return [math.fsum(own[: len(pair[1])]) for own, pair in zip(chosen.tolist(), pairs, strict=True)]
