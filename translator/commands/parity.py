@@ -58,8 +58,8 @@ def run(
 
     fp64 decides (1e-10), fp32 must agree to 1e-4, bf16 is reported. Exit status 1 on any fault.
 
-    --exact: in every compute type, alone and in random batches, in every cache, by steps, chunks and whole passes, on 1,
-    2 and 3 threads; greedy, beam and sampling. Any difference is a fault.
+    --exact: in every compute type, alone and in random batches, in every cache, by steps, chunks and whole passes,
+    on 1, 2 and 3 threads; greedy, beam and sampling. Any difference is a fault.
 
     --self-test runs on a small random model, or on --checkpoint when one is given.
     """

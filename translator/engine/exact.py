@@ -65,8 +65,8 @@ def thread_counts(most: int) -> list[int]:
 def _refusal(engine: Engine) -> str:
     if not available():
         return f"it needs the native kernels, and there are none: {missing()}"
-    name = type(engine).__name__.removesuffix("Engine").lower()
-    return f"engine {name} sums a row in another order beside other rows; engine packed, on a CPU, never does"
+    name = type(engine).__name__
+    return f"{name} sums a row in another order beside other rows; engine packed, on a CPU, never does"
 
 
 def _deviations(work: Work, library: Kernels, counts: Iterable[int], rows: int) -> Iterator[tuple[int, int]]:
@@ -157,9 +157,9 @@ def _steps_are_a_pass(engine: PackedEngine, counts: Iterable[int]) -> bool:
             return False
         keys, values, held = torch.zeros(shape), torch.zeros(shape), 0
         for T in (1, 1, 2, 5, 1, 30, 1, 1, KEYS - 42):
-            new = [part[:, :, held : held + T] for part in (q, k, v)]
+            q_new, k_new, v_new = (part[:, :, held : held + T] for part in (q, k, v))
             lengths = torch.full((2,), held, dtype=torch.int32)
-            found = NativeAttention(native.for_steps(2)).in_place(*new, lengths, keys, values)
+            found = NativeAttention(native.for_steps(2)).in_place(q_new, k_new, v_new, lengths, keys, values)
             if not torch.equal(found, whole[:, :, held : held + T]):
                 return False
             held += T

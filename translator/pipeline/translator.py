@@ -103,7 +103,8 @@ class Translator:
     ) -> "Translator":
         """The checkpoint in folder `path`, by default the shipped model; several decode together as an ensemble.
 
-        With `exact`, only an engine that gives the same bits in any company: see `engine.exact.check_exact`. Raises `UserError` when one can't be used, or not with the first.
+        With `exact`, only on an engine that gives the same bits in any company: see `engine.exact.check_exact`. Raises
+        `UserError` when one can't be used, or not with the first, or not exactly.
         """
         folders = [Path(path) if path else DEFAULT_CHECKPOINT for path in paths or (None,)]
         read = [read_engine(folder, usable_device(device), engine, compute_type) for folder in folders]

@@ -177,9 +177,9 @@ def _mass_before(values: Tensor, beyond: Tensor, draws: Draws, whole: Tensor | N
 
 
 def _log_mass(values: Tensor) -> Tensor:
-    """`(rows, 1)`: the log of the sum of exponentials, added from first to last, whatever rows are beside or -inf behind.
+    """`(rows, 1)`: the logarithm of the sum of exponentials, added from first to last.
 
-    PyTorch's own adds in an order that hangs on the whole tensor's shape.
+    PyTorch's own `logsumexp` adds in an order that hangs on the whole tensor's shape, so on the rows beside.
     """
     most = values.amax(dim=1, keepdim=True)
     return most + (values - most).exp_().cumsum(dim=1)[:, -1:].log()

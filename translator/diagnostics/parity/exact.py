@@ -31,7 +31,7 @@ from translator.search import Driver, Hypothesis, Sentence, rows_per_sentence, s
 GROUP = 12
 """Sentences whose reference is in memory at once."""
 
-LONG = ((200, 500), (90, 130), (1, 33))
+LONG = ((200, 500), (1, 33))
 """Source and target tokens of generated sentences, as far as the model goes."""
 
 LONGEST_GIVEN = 40
@@ -39,6 +39,9 @@ LONGEST_GIVEN = 40
 
 THREADS = (1, 2, 3)
 LONGEST_CHUNK = 17
+LONGEST_SEARCHED = 60
+"""Tokens of a search, but for greedy ones, which go as far as they may."""
+
 ROOM = 3
 """Sentences decoded at once where others wait for their places."""
 
@@ -302,9 +305,10 @@ def _searched(
 ) -> dict[int, list[Hypothesis]]:
     """What each sentence comes to, these decoded together; with `room` they come and go."""
     tokenizer, engine = bench.tokenizer, bench.engine
+    most = engine.max_positions if config.search_name == "greedy" else LONGEST_SEARCHED
     sentences = {
         index: Sentence(
-            max_length=min(config.max_length(len(bench.group[index].source)), engine.max_positions),
+            max_length=min(config.max_length(len(bench.group[index].source)), engine.max_positions, most),
             start_id=tokenizer.bos_id,
             end_id=tokenizer.eos_id,
             suppressed=(tokenizer.pad_id, tokenizer.bos_id),
