@@ -405,7 +405,7 @@ def test_the_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatc
     assert "--batch-tokens" in complete("translator translate --ba").split()
 
 
-NOT_NEEDED = ("torch._dynamo", "torch._inductor", "sympy", "sacrebleu", "datasets", "matplotlib", "opencc",
+NOT_NEEDED = ("torch._dynamo", "torch._inductor", "sympy", "sacrebleu", "datasets", "matplotlib", "opencc", "rich.console",
               "language_data.name_data")  # fmt: skip
 
 

@@ -8,16 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from translator.errors import UserError
 from translator.streams import Windows, windows
-from translator.tables import fitted, natural_width
 from translator.textio import atomic_write_bytes, atomic_writer, check_writable, iter_lines, read_lines
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PROGRESS_EVERY = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
@@ -108,10 +106,14 @@ def write_bytes(path: Path, data: bytes) -> None:
 @contextmanager
 def progress_bar(what: str, shown: bool = True) -> Iterator[Advance]:
     """`advance(done, total)`, which moves a bar on a terminal's stderr, or elsewhere writes a line now and then."""
-    console = Console(stderr=True)
     if not shown:
         yield lambda done, total, note="": None
-    elif not console.is_terminal:
+        return
+    from rich.console import Console  # here, for a sentence is translated before all of it is imported
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
         yield _progress_lines(what)
     else:
         columns = (TextColumn("{task.description} {task.fields[count]}"), BarColumn(), TimeElapsedColumn())
@@ -144,11 +146,16 @@ def _count(done: int, total: int | None, note: str) -> str:
     return f"{count}, {note}" if note else count
 
 
-def show(table: Table, notes: list[str], *, aside: bool = False) -> None:
+def show(table: "Table", notes: list[str], *, aside: bool = False) -> None:
     """A table, its title before it, then notes for what it can't hold; on stderr if `aside`.
 
     As wide as it needs when not on a terminal; on a narrow one in a narrower form, never with figures left out.
     """
+    from rich.console import Console
+    from rich.table import Table
+
+    from translator.tables import fitted, natural_width
+
     console = Console(highlight=False, stderr=aside)
     if not console.is_terminal:
         console.width = max(80, natural_width(table))
