@@ -140,11 +140,13 @@ void scores() {
         for (double z : log_z) check(std::isfinite(z), "log_z", V, 0, 0);
         const std::vector<int64_t> banned{0, V - 1, -1, 0, V / 2, 0};
         for (int64_t k : {int64_t(1), (V + 1) / 2, V}) {
-            std::vector<float> values(size_t(3 * k));
+            std::vector<double> values(size_t(3 * k));
             std::vector<int64_t> ids(size_t(3 * k));
             for (int threads : {1, 3}) {
-                tr_top(logits.data(), 3, V, V + 1, int32_t(k), banned.data(), 2, values.data(), ids.data(), threads);
-                tr_top(logits.data(), 3, V, V + 1, int32_t(k), nullptr, 0, values.data(), ids.data(), threads);
+                tr_top(logits.data(), 3, V, V + 1, int32_t(k), banned.data(), 2, values.data(), ids.data(),
+                       log_z.data(), threads);
+                tr_top(logits.data(), 3, V, V + 1, int32_t(k), nullptr, 0, values.data(), ids.data(),
+                       log_z.data(), threads);
             }
             for (int64_t id : ids) check(id >= 0 && id < V, "top", V, k, id);
         }

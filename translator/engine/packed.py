@@ -165,6 +165,8 @@ class PackedDecoding:
         self.engine = engine
         self.cache = cache
         self._steps = Steps(engine.operations.native, self._run)
+        self._logits: Tensor | None = None
+        self._scores: NativeScores | None = None
 
     @property
     def batch_size(self) -> int:
@@ -181,7 +183,11 @@ class PackedDecoding:
         if self.cache.length >= self.engine.max_positions:
             raise ValueError(f"the targets have reached the model's {self.engine.max_positions} positions")
         native = self.engine.operations.native
-        return NativeScores(native.library, self._steps.step(self.cache, tokens.unsqueeze(1))[:, -1], native.threads)
+        logits = self._steps.step(self.cache, tokens.unsqueeze(1))
+        if self._scores is None or logits is not self._logits:
+            self._logits = logits
+            self._scores = NativeScores(native.library, logits[:, -1], native.threads)
+        return self._scores.renew()
 
     def reorder(self, beam: Tensor) -> None:
         """See `Decoding.reorder`."""

@@ -29,24 +29,43 @@ class Beam(Policy):
 
     def choose(self, scores: Scores, grid: Grid, banned: Tensor | None, forced: Tensor | None) -> Choice:
         """See `Policy.choose`."""
-        B, K = grid.shape
+        K = grid.rows
         # K + 1 of each row are enough for K that go on, whichever rows these come from: a row has one end token.
-        values, ids = candidates(scores, K + 1, banned, forced)  # (B * K, m), m = K + 1 or V
-        m = values.shape[1]
-        so_far = grid.totals.to(values.device).unsqueeze(2)  # (B, K, 1)
-        totals = (values.view(B, K, m) + so_far).view(B, K * m)
-        best, places = totals.topk(min(2 * K, K * m), dim=1)  # (B, 2K)
-        tokens = ids.reshape(B, K * m).gather(1, places)  # (B, 2K)
-        tokens, best, places = on_host(tokens, best, places)
-        parents = places // m  # (B, 2K)
-        ends = tokens == grid.end_ids.unsqueeze(1)  # (B, 2K)
-        complete = (ends & (best > NEVER))[:, :K]
-        ended = [
-            (slot, int(parents[slot, rank]), float(best[slot, rank])) for slot, rank in complete.nonzero().tolist()
-        ]
-        going = ends.int().argsort(dim=1, stable=True)[:, :K]  # (B, K): the others in their order, then ends
-        totals = best.masked_fill(ends, NEVER).gather(1, going)  # (B, K)
-        return Choice(tokens.gather(1, going), totals, totals > NEVER, ended, parents.gather(1, going))
+        values, ids = on_host(*candidates(scores, K + 1, banned, forced))
+        choice = Choice([], [], [], [], [])
+        for slot, (member, so_far) in enumerate(zip(grid.members, grid.totals, strict=True)):
+            first = slot * K
+            found = [
+                (so_far[row] + value, row, token)
+                for row in range(K)
+                if so_far[row] > NEVER
+                for value, token in zip(values[first + row], ids[first + row], strict=True)
+            ]
+            found.sort(key=_total, reverse=True)  # stable: among equals the earlier row, then its better token
+            self._take(choice, slot, found, K, member.sentence.end_id)
+        return choice
+
+    @staticmethod
+    def _take(choice: Choice, slot: int, found: list[tuple[float, int, int]], K: int, end_id: int) -> None:
+        """Adds what becomes of a sentence's rows, of its continuations (total, row, token) from the best down."""
+        going: list[tuple[float, int, int]] = []
+        for rank, continuation in enumerate(found[: 2 * K]):
+            total, row, token = continuation
+            if not total > NEVER:
+                break
+            if token != end_id:
+                going.append(continuation)
+                if len(going) == K:
+                    break
+            elif rank < K:
+                choice.ended.append((slot, row, total))
+        live = len(going)
+        going += [(NEVER, 0, end_id)] * (K - live)
+        choice.tokens.append([token for _, _, token in going])
+        choice.totals.append([total for total, _, _ in going])
+        choice.live.append([row < live for row in range(K)])
+        assert choice.parents is not None
+        choice.parents.append([row for _, row, _ in going])
 
     def is_done(self, member: Member, best_live: float) -> bool:
         """See `Policy.is_done`; the two rules are `DecodeConfig.early_stopping`'s."""
@@ -58,3 +77,7 @@ class Beam(Policy):
         # Log-probabilities only fall, so a live hypothesis scores at best as if it reached the longest length free.
         attainable = normalised(best_live, member.sentence.limit, config.length_penalty)
         return attainable <= ranked(found)[config.n_best - 1].score
+
+
+def _total(continuation: tuple[float, int, int]) -> float:
+    return continuation[0]

@@ -147,7 +147,7 @@ class Driver:
         grid, decoding = self._grid, self._decoding
         if grid is None or decoding is None:
             return []
-        scores = decoding.step(grid.tokens.view(-1))
+        scores = decoding.step(torch.tensor([token for mine in grid.tokens for token in mine]))
         device = scores.log_z.device
         choice = self.policy.choose(scores, grid, banned_ids(grid, device), forced_ids(grid, device))
         # One NaN or infinity in a row of logits shows in the sum over it. After the choice, so that a device doesn't
@@ -157,16 +157,16 @@ class Driver:
 
     def _follow(self, grid: Grid, choice: Choice) -> list[Event]:
         """Writes the choice into the grid and says what ended."""
-        B, _ = grid.shape
-        parents = [None] * B if choice.parents is None else choice.parents.tolist()
-        rows = zip(grid.members, choice.tokens.tolist(), parents, choice.live.tolist(), strict=True)
-        events = [Event(member.number, *taken) for member, *taken in rows]
+        parents = choice.parents
+        events = [
+            Event(member.number, tokens, None if parents is None else parents[slot], live)
+            for slot, (member, tokens, live) in enumerate(zip(grid.members, choice.tokens, choice.live, strict=True))
+        ]
         for slot, row, log_prob in choice.ended:
             tokens = [*grid.members[slot].held(row), grid.members[slot].sentence.end_id]
             self._keep(grid.members[slot], events[slot], tokens, log_prob, finished=True)
-        grid.tokens, grid.totals, grid.live = choice.tokens, choice.totals, choice.live
-        grid.parents = grid.stay if choice.parents is None else choice.parents
-        for member, event, totals in zip(grid.members, events, grid.totals.tolist(), strict=True):
+        grid.tokens, grid.totals, grid.live, grid.parents = choice.tokens, choice.totals, choice.live, choice.parents
+        for member, event, totals in zip(grid.members, events, grid.totals, strict=True):
             member.trail.append((event.tokens, event.parents))
             if True in event.live and len(member.trail) < member.limit:
                 best_live = max(compress(totals, event.live))
@@ -208,10 +208,10 @@ class Driver:
         assert self._grid is not None and self._decoding is not None
         if newcomers or len(running) < len(self._grid.members):
             self._replace(running, newcomers)
-        grid = self._grid
-        if grid.parents is not grid.stay and not torch.equal(grid.parents, grid.stay):
-            self._decoding.reorder(grid.parents)
-            grid.parents = grid.stay
+        moves = self._grid.moves()
+        if moves is not None:
+            self._decoding.reorder(moves)
+        self._grid.parents = None
 
     def _replace(self, running: list[int], newcomers: list[tuple[Member, Sequence[int]]]) -> None:
         """Only the slots `running` stay; newcomers take the others' places, and places that are left over go."""

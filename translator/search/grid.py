@@ -62,24 +62,27 @@ class Member:
 class Grid:
     """Sentences have lengths of their own: each counts from its own first token.
 
-    `totals` `(B, K)` log-probabilities in fp64, since a long target's rounding would show in its score; `live` `(B, K)`
-    rows that go on; `tokens` `(B, K)` what the next step appends; `parents` `(B, K)` the rows these go on from, `stay`
-    where each goes on from itself; `end_ids` `(B,)`.
+    Lists of each sentence's rows: `totals`, log-probabilities in fp64, since a long target's rounding would show in its
+    score; `live`, rows that go on; `tokens`, what the next step appends; `parents`, the rows these go on from, None
+    where each goes on from itself.
     """
 
     def __init__(self, members: Sequence[Member], rows: int, *, alike: bool) -> None:
         """Nothing decoded yet. `alike`: rows that would all do the same, of which only the first may be continued."""
-        B = len(members)
         self.rows = rows
-        self.totals = torch.zeros(B, rows, dtype=torch.float64)
-        self.live = torch.ones(B, rows, dtype=torch.bool)
-        if alike:
-            self.live[:, 1:] = False
-            self.totals[:, 1:] = NEVER
-        starts = torch.tensor([member.sentence.start_id for member in members])
-        self.tokens = starts.unsqueeze(1).expand(B, rows).contiguous()
+        begun = 1 if alike else rows
+        self.totals = [[0.0] * begun + [NEVER] * (rows - begun) for _ in members]
+        self.live = [[True] * begun + [False] * (rows - begun) for _ in members]
+        self.tokens = [[member.sentence.start_id] * rows for member in members]
+        self.parents: list[list[int]] | None = None
         self._settle(list(members))
-        self.parents = self.stay
+
+    def moves(self) -> Tensor | None:
+        """`(B, K)`, the rows that rows go on from, where some go on from another."""
+        parents = self.parents
+        if parents is None or all(row == parent for mine in parents for row, parent in enumerate(mine)):
+            return None
+        return torch.tensor(parents)
 
     @property
     def lengths(self) -> Tensor:
@@ -94,19 +97,19 @@ class Grid:
 
     def changed(self, order: Sequence[int], newcomers: "Grid | None" = None) -> None:
         """Slot i becomes the old slot `order[i]`; numbers from B on are the sentences of `newcomers`."""
-        picked = torch.tensor(order, dtype=torch.int64)
-        for name in ("totals", "live", "tokens", "parents"):
-            part = getattr(self, name)
-            if newcomers is not None:
-                part = torch.cat([part, getattr(newcomers, name)])
-            setattr(self, name, part.index_select(0, picked))
-        members = self.members + ([] if newcomers is None else newcomers.members)
+        stay = list(range(self.rows))
+        grids = [self] if newcomers is None else [self, newcomers]
+        if any(grid.parents is not None for grid in grids):
+            parents = [mine for grid in grids for mine in grid.parents or [stay] * len(grid.members)]
+            self.parents = [parents[slot] for slot in order]
+        for name in ("totals", "live", "tokens"):
+            rows = [mine for grid in grids for mine in getattr(grid, name)]
+            setattr(self, name, [rows[slot] for slot in order])
+        members = [member for grid in grids for member in grid.members]
         self._settle([members[slot] for slot in order])
 
     def _settle(self, members: list[Member]) -> None:
         """What hangs on the members alone."""
         self.members = members
         self.shape = (len(members), self.rows)
-        self.end_ids = torch.tensor([member.sentence.end_id for member in members])
-        self.stay = torch.arange(self.rows).expand(self.shape)
         self._kept: dict[str, object] = {}

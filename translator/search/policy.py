@@ -1,9 +1,8 @@
 """What a search decides at each step, and what searches there are. A new one is one file with `@register` here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,23 +15,24 @@ from translator.search.grid import Grid, Member
 
 @dataclass(slots=True)
 class Choice:
-    """What a policy chose, on the host: `tokens` `(B, K)`, `totals` `(B, K)` fp64, `live` `(B, K)` rows that go on.
+    """What a policy chose, for each sentence and each of its rows: `tokens`, `totals`, `live` (rows that go on).
 
-    `parents` `(B, K)` are the rows that they go on from, within their sentence; None: each goes on from itself.
-    `ended` are targets that the end token completes now: slot, the row it follows, log-probability.
+    `parents` are the rows that they go on from, within their sentence; None: each goes on from itself. `ended` are
+    targets that the end token completes now: slot, the row it follows, log-probability.
     """
 
-    tokens: Tensor
-    totals: Tensor
-    live: Tensor
+    tokens: list[list[int]]
+    totals: list[list[float]]
+    live: list[list[bool]]
     ended: list[tuple[int, int, float]]
-    parents: Tensor | None = None
+    parents: list[list[int]] | None = None
 
 
 class Policy(ABC):
     """Says, from `Scores`, which token each row takes and which row it continues. Without state: the grid has it all.
 
-    Ranking stays on the device of the scores; what is chosen crosses to the host in one transfer (`on_host`).
+    The best few of V are found on the device of the scores; they cross to the host in one transfer (`on_host`), where
+    a few numbers are ranked in less time than an operator takes to start.
     """
 
     name: ClassVar[str]
@@ -80,17 +80,24 @@ def rows_per_sentence(config: DecodeConfig) -> int:
 
 def each_by_itself(grid: Grid, tokens: Tensor, log_probs: Tensor) -> Choice:
     """The choice where every row takes a token of its own, `tokens` and `log_probs` one a row, on any device."""
-    taken, gained = on_host(tokens.view(grid.shape), log_probs.view(grid.shape))
-    live = grid.live
-    totals = torch.where(live, grid.totals + gained, grid.totals)  # (B, K)
-    ends = live & (taken == grid.end_ids.unsqueeze(1))
-    ended = [(slot, row, float(totals[slot, row])) for slot, row in ends.nonzero().tolist()]
-    return Choice(taken, totals, live & ~ends if ended else live, ended)
+    taken, gained = on_host(tokens.view(-1), log_probs.view(-1))
+    K, choice = grid.rows, Choice([], [], [], [])
+    for slot, (member, totals, live) in enumerate(zip(grid.members, grid.totals, grid.live, strict=True)):
+        end_id, first = member.sentence.end_id, slot * K
+        mine = taken[first : first + K]
+        totals = [total + gained[first + row] if live[row] else total for row, total in enumerate(totals)]
+        if end_id in mine:
+            choice.ended += [(slot, row, totals[row]) for row in range(K) if live[row] and mine[row] == end_id]
+            live = [alive and token != end_id for alive, token in zip(live, mine, strict=True)]
+        choice.tokens.append(mine)
+        choice.totals.append(totals)
+        choice.live.append(live)
+    return choice
 
 
-def on_host(*parts: Tensor) -> Sequence[Tensor]:
-    """Ids and values of one shape, brought to the host together."""
+def on_host(*parts: Tensor) -> list[list[Any]]:
+    """Ids and values of one shape as lists, brought to the host together."""
     if parts[0].device.type == "cpu":
-        return parts
+        return [part.tolist() for part in parts]
     packed = torch.stack([part.double() for part in parts]).cpu()  # an id has fewer than fp64's 53 bits
-    return [mine.to(part.dtype) for mine, part in zip(packed, parts, strict=True)]
+    return [mine.to(part.dtype).tolist() for mine, part in zip(packed, parts, strict=True)]

@@ -26,11 +26,13 @@ def log_z(kernels: Kernels, logits: Tensor, threads: int = 1) -> Tensor:
 def top(
     kernels: Kernels, logits: Tensor, k: int, banned: Tensor | None = None, threads: int = 1
 ) -> tuple[Tensor, Tensor]:
-    values, ids = torch.full((logits.shape[0], k), NAN), torch.full((logits.shape[0], k), -7)
+    values = torch.full((logits.shape[0], k), NAN, dtype=torch.float64)
+    ids, normaliser = torch.full((logits.shape[0], k), -7), torch.full((logits.shape[0],), NAN, dtype=torch.float64)
     spare = 0 if banned is None else banned.shape[1]
     where = address(logits), *logits.shape, logits.stride(0)
-    kernels.top(*where, k, address(banned), spare, address(values), address(ids), threads)
-    return values, ids
+    kernels.top(*where, k, address(banned), spare, address(values), address(ids), address(normaliser), threads)
+    assert torch.equal(normaliser.nan_to_num(7), log_z(kernels, logits).nan_to_num(7))
+    return (values + normaliser.unsqueeze(1)).float(), ids
 
 
 def norm(kernels: Kernels, x: Tensor, gamma: Tensor | None, beta: Tensor | None, threads: int = 1) -> Tensor:

@@ -37,6 +37,7 @@ from translator.search import (
     Hypothesis,
     Policy,
     Sentence,
+    each_by_itself,
     policy_of,
     register,
     rows_per_sentence,
@@ -307,10 +308,7 @@ def test_a_search_of_ones_own_is_one_class():
 
         def choose(self, scores, grid, banned, forced) -> Choice:
             values, ids = scores.top(2, banned)
-            ends = ids[:, 1] == grid.end_ids
-            totals = grid.totals + values[:, 1:]
-            ended = [(slot, 0, float(totals[slot, 0])) for slot in ends.nonzero().flatten().tolist()]
-            return Choice(ids[:, 1:], totals, ~ends.unsqueeze(1), ended)
+            return each_by_itself(grid, ids[:, 1], values[:, 1])
 
     try:
         config = DecodeConfig(search="second")

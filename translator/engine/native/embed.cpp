@@ -34,3 +34,8 @@ void run_embed(const TrEmbed& c, int64_t rows, Member& member) {
             return embed(c, part, 4, [](const char* at) { return load(reinterpret_cast<const float*>(at)); });
     }
 }
+
+void run_advance(const TrAdvance& c, int64_t rows, Member& member) {
+    const Part part(rows, member);
+    for (int64_t r = part.begin; r < part.end; r++) c.lengths[r]++;
+}

@@ -27,6 +27,7 @@ void run_norm(const TrNorm&, int64_t rows, Member&);
 void run_cached(const TrCached&, int64_t rows, Member&);
 void run_dense(const TrDense&, int64_t rows, Member&);
 void run_embed(const TrEmbed&, int64_t rows, Member&);
+void run_advance(const TrAdvance&, int64_t rows, Member&);
 
 // LayerNorm of one row: mean, then the (biased) variance around it. gamma null: 1; beta null: 0. y may be x.
 void norm_row(const float* x, const float* gamma, const float* beta, float eps, int64_t width, float* y);

@@ -90,9 +90,14 @@ struct TrEmbed {
     float scale;
 };
 
-enum TrKind : int32_t { TR_PRODUCT = 0, TR_NORM = 1, TR_CACHED = 2, TR_DENSE = 3, TR_EMBED = 4 };
+// Each row has one token more: the end of a step.
+struct TrAdvance {
+    int32_t* lengths;  // (rows,)
+};
+
+enum TrKind : int32_t { TR_PRODUCT = 0, TR_NORM = 1, TR_CACHED = 2, TR_DENSE = 3, TR_EMBED = 4, TR_ADVANCE = 5 };
 struct TrCall {
-    const void* what;  // a TrProduct, TrNorm, TrCached, TrDense or TrEmbed
+    const void* what;  // a TrProduct, TrNorm, TrCached, TrDense, TrEmbed or TrAdvance
     int64_t kind;      // TrKind
 };
 
@@ -113,11 +118,11 @@ int32_t tr_pack(int32_t type, int64_t N, int64_t K, const void* weight, int32_t 
 
 // log_z[m] = log of the sum of exp of row m of logits (M, V), in fp64. A row with a NaN or +inf gives NaN or inf.
 void tr_log_z(const float* logits, int64_t M, int64_t V, int64_t ld, double* log_z, int32_t threads);
-// The k largest of each row, descending, the lower id first among equals; ids in banned (M, n_banned; -1 is none) are
+// The k largest of each row less its log_z, which is given too: log-probabilities, descending, the lower id first among equals; ids in banned (M, n_banned; -1 is none) are
 // passed over. With fewer than k left the rest is -inf with ids that are in range and were not chosen. NaN is never
 // chosen before a number.
 void tr_top(const float* logits, int64_t M, int64_t V, int64_t ld, int32_t k, const int64_t* banned, int32_t n_banned,
-            float* values, int64_t* ids, int32_t threads);
+            double* values, int64_t* ids, double* log_z, int32_t threads);
 
 // -- the library ------------------------------------------------------------------------------------------------------
 

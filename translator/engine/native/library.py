@@ -14,7 +14,7 @@ from typing import Any
 from translator.engine.native.build import HERE, X86, object_name
 from translator.errors import UserError, quoted
 
-VERSION = 1  # of the interface
+VERSION = 2  # of the interface
 FORM = 1  # of packed weights (panels.h); a file of another one is refused
 VARIABLE = "TRANSLATOR_ISA"
 WITHOUT = "none"
@@ -84,6 +84,13 @@ class Embed(ctypes.Structure):
     kind = 4
 
 
+class Advance(ctypes.Structure):
+    """`TrAdvance`."""
+
+    _fields_ = _fields(pointers="lengths")
+    kind = 5
+
+
 class Call(ctypes.Structure):
     """`TrCall`: the address of a structure, and its `kind`."""
 
@@ -105,7 +112,9 @@ class Kernels:
         self.pack = typed("pack", c_int32, c_int32, c_int64, c_int64, c_void_p, c_int32, c_void_p, c_void_p)
         self.log_z = typed("log_z", None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32)
         self.top = typed(
-            "top", None, *(c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_int32)
+            "top",
+            None,
+            *(c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32),
         )
 
 

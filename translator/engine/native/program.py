@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from translator.engine.native.library import Call, Kernels
+from translator.engine.native.library import Advance, Call, Kernels
 
 HARMLESS = {torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
@@ -63,20 +63,21 @@ class Program:
     `output` is the last call's.
     """
 
-    def __init__(self, library: Kernels, tape: Tape, *others: object) -> None:
-        """`others` are what the calls point to and nothing else may keep alive."""
+    def __init__(self, library: Kernels, tape: Tape, lengths: Tensor) -> None:
+        """`lengths` `(rows,)` int32 are what the calls read; each run ends with counting the token in them."""
         self._library = library
-        self._entries = tape.entries
-        self._others = others
+        self._lengths = lengths
         offsets, size = _placed(tape.entries)
         self._memory = torch.empty(size, dtype=torch.uint8)
         last = tape.entries[-1].output
         _rewritten(tape.entries, [self._memory.data_ptr() + offset for offset in offsets])
         begin = offsets[-1]
         self.output = self._memory[begin : begin + last.nbytes].view(last.dtype).view(last.shape)
-        self._calls: Array[Any] = (Call * len(tape.entries))(
-            *(Call(addressof(entry.call), entry.call.kind) for entry in tape.entries)
-        )
+        self._advance = Advance(lengths=lengths.data_ptr())
+        calls = [*(entry.call for entry in tape.entries), self._advance]
+        self._calls: Array[Any] = (Call * len(calls))(*(Call(addressof(call), call.kind) for call in calls))
+        self._run = library.run
+        self._count = len(calls)
         # The recorded outputs have been read for the last time: their memory goes.
         self._entries = [entry._replace(output=self.output) for entry in tape.entries]
 
@@ -85,7 +86,7 @@ class Program:
 
     def run(self, rows: int, threads: int) -> None:
         """The step, on the first `rows` rows of what was recorded."""
-        self._library.run(self._calls, len(self._calls), rows, threads)
+        self._run(self._calls, self._count, rows, threads)
 
 
 def _owner(starts: Sequence[int], entries: Sequence[tuple[int, int, int]], address: int | None) -> int | None:

@@ -93,14 +93,16 @@ void tr_log_z(const float* logits, int64_t M, int64_t V, int64_t ld, double* log
 }
 
 void tr_top(const float* logits, int64_t M, int64_t V, int64_t ld, int32_t k, const int64_t* banned, int32_t n_banned,
-            float* values, int64_t* ids, int32_t threads) {
+            double* values, int64_t* ids, double* log_z, int32_t threads) {
     with_team(threads, [=](Member& member) {
         const Part part(M, member);
         Search search;
         for (int64_t m = part.begin; m < part.end; m++) {
-            find_top(logits + m * ld, V, k, banned + m * n_banned, n_banned, search);
+            const float* row = logits + m * ld;
+            log_z[m] = log_z_of(row, V);
+            find_top(row, V, k, banned + m * n_banned, n_banned, search);
             for (int64_t i = 0; i < k; i++) {
-                values[m * k + i] = search.best[size_t(i)].value;
+                values[m * k + i] = double(search.best[size_t(i)].value) - log_z[m];
                 ids[m * k + i] = search.best[size_t(i)].id;
             }
         }

@@ -34,9 +34,9 @@ class Steps:
             raise ValueError(f"the step has {inputs.shape[0]} rows and the cache {cache.rows}")
         if T == 1 and recording is not None and recording.holds_still(cache):
             cache.again()
-            recording.hold(cache.held)
             output = recording.run(inputs, self._native.threads)
             cache.advance(1)
+            recording.held = cache.length
             return output
         return self._anew(cache, inputs, T)
 
@@ -65,7 +65,7 @@ class Steps:
             output = self._run(native, recording.inputs, recording.lengths, step.layers)
         self._replayable = watch.computed is None and recording.keep(cache, step)
         if self._replayable:
-            recording.program = Program(self._native.library, tape)
+            recording.replay(Program(self._native.library, tape, recording.lengths))
         return output
 
 
@@ -79,18 +79,26 @@ class Recording:
         self.lengths = torch.zeros(rows, dtype=torch.int32)
         self._parts: list[Tensor] | None = None
         self._places: list[tuple[int, torch.Size]] = []
-        self._layout, self._room = -1, 0
+        self._layout, self._room, self.held = -1, 0, -1
+        self._output: Tensor | None = None
+
+    def replay(self, program: Program) -> None:
+        """From the next step on; this one has been run."""
+        self.program, self._output = program, None
+        self.lengths += 1
 
     def holds_still(self, cache: DecoderCache) -> bool:
         """Whether nothing has moved since the last step of this recording, and one token more has room where it is."""
-        return self._layout == cache.layout and cache.length < self._room
+        return self._layout == cache.layout and self.held == cache.length < self._room
 
     def run(self, inputs: Tensor, threads: int) -> Tensor:
-        """Replays the step."""
+        """Replays the step; the lengths held are then one token more."""
         rows = inputs.shape[0]
-        self.inputs[:rows] = inputs
+        if self._output is None or len(self._output) != rows:
+            self._inputs, self._output = self.inputs[:rows], self.program.output[:rows]
+        self._inputs.copy_(inputs)
         self.program.run(rows, threads)
-        return self.program.output[:rows]
+        return self._output
 
     def hold(self, lengths: Lengths) -> Tensor:
         """The lengths where the calls look for them."""
@@ -118,7 +126,8 @@ class Recording:
         return True
 
     def _stays(self, cache: DecoderCache) -> None:
-        self._layout, self._room = cache.layout, min(state.slots for state in cache.states)  # type: ignore[attr-defined]
+        self._layout, self.held = cache.layout, cache.length + 1
+        self._room = min(state.slots for state in cache.states)  # type: ignore[attr-defined]
 
 
 def _places(parts: Sequence[Tensor]) -> list[tuple[int, torch.Size]]:

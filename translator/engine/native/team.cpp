@@ -208,6 +208,7 @@ void tr_run(const TrCall* calls, int64_t count, int64_t rows, int32_t threads) {
                 case TR_NORM: run_norm(*static_cast<const TrNorm*>(what), rows, member); break;
                 case TR_CACHED: run_cached(*static_cast<const TrCached*>(what), rows, member); break;
                 case TR_DENSE: run_dense(*static_cast<const TrDense*>(what), rows, member); break;
+                case TR_ADVANCE: run_advance(*static_cast<const TrAdvance*>(what), rows, member); break;
                 case TR_EMBED: run_embed(*static_cast<const TrEmbed*>(what), rows, member); break;
             }
         }
