@@ -32,7 +32,7 @@ def top(
     where = address(logits), *logits.shape, logits.stride(0)
     kernels.top(*where, k, address(banned), spare, address(values), address(ids), address(normaliser), threads)
     assert torch.equal(normaliser.nan_to_num(7), log_z(kernels, logits).nan_to_num(7))
-    return (values + normaliser.unsqueeze(1)).float(), ids
+    return values, ids
 
 
 def norm(kernels: Kernels, x: Tensor, gamma: Tensor | None, beta: Tensor | None, threads: int = 1) -> Tensor:
@@ -101,13 +101,18 @@ def test_log_z_of_extremes(isa: str) -> None:
 
 def check_top(kernels: Kernels, logits: Tensor, k: int, banned: Tensor | None, threads: int = 1) -> None:
     values, ids = top(kernels, logits, k, banned, threads)
+    normalisers = log_z(kernels, logits).tolist()
     for m, row in enumerate(logits.tolist()):
         forbidden = set() if banned is None else set(banned[m].tolist())
         numbers = [(-value, id) for id, value in enumerate(row) if not math.isnan(value) and id not in forbidden]
         wanted = sorted(numbers)[:k]
         chosen = ids[m].tolist()
         assert chosen[: len(wanted)] == [id for _, id in wanted]
-        assert values[m].tolist() == [-value for value, _ in wanted] + [-INF] * (k - len(wanted))
+        if math.isfinite(normalisers[m]):
+            probable = [-value - normalisers[m] for value, _ in wanted]
+            assert values[m].tolist() == probable + [-INF] * (k - len(wanted))
+        else:
+            assert not values[m].isfinite().any()
         assert len({id for id in chosen if 0 <= id < len(row)}) == k
 
 
