@@ -18,7 +18,7 @@ from translator.engine.native.weights import PackedProduct
 from translator.engine.packed import PackedEngine
 from translator.engine.scores import NativeScores
 from translator.errors import UserError
-from translator.search.sampling import gumbel
+from translator.search.sampling import gumbel, log_mass
 
 ROWS = 96
 """Rows of the largest product that is tried: several times as many as a kernel takes at once."""
@@ -38,7 +38,7 @@ def check_exact(engine: Engine) -> None:
     """
     for member in engine.engines if isinstance(engine, EnsembleEngine) else (engine,):
         if not isinstance(member, PackedEngine):
-            raise UserError(f"exact mode: {_refusal(member)}")
+            raise UserError(f"exact mode{_refusal(member)}")
         if any(type(layer.self_attn) is not CachedMultiheadAttention for layer in member.model.decoder.stack):
             kind = member.model.config.attention
             raise UserError(f"exact mode: nothing is known of attention {kind!r}; multihead attention is exact")
@@ -64,9 +64,9 @@ def thread_counts(most: int) -> list[int]:
 
 def _refusal(engine: Engine) -> str:
     if not available():
-        return f"it needs the native kernels, and there are none: {missing()}"
+        return f" needs the native kernels, and there are none: {missing()}"
     name = type(engine).__name__
-    return f"{name} sums a row in another order beside other rows; engine packed, on a CPU, never does"
+    return f": {name} sums a row in another order beside other rows; engine packed, on a CPU, never does"
 
 
 def _deviations(work: Work, library: Kernels, counts: Iterable[int], rows: int) -> Iterator[tuple[int, int]]:
@@ -75,8 +75,8 @@ def _deviations(work: Work, library: Kernels, counts: Iterable[int], rows: int) 
     alone = [torch.cat(parts) for parts in zip(*(work(one, slice(row, row + 1)) for row in range(rows)), strict=True)]
     for threads in counts:
         # Each kernel on one thread; what several threads share differs by a few sizes only.
-        several = range(1, 17) if threads == 1 else (1, 3, 8)
-        for count in sorted({*several, 29, 65, rows} & {*range(1, rows + 1)}):
+        several = (*range(1, 17), 29, 65) if threads == 1 else (1, 8)
+        for count in sorted({*several, rows} & {*range(1, rows + 1)}):
             some = slice(rows - count, rows)
             found = work(Native(library, threads), some)
             if not all(torch.equal(mine, whole[some]) for mine, whole in zip(found, alone, strict=True)):
@@ -139,7 +139,7 @@ def _noise_work(vocab_size: int) -> Work:
     def work(native: Native, some: slice) -> Sequence[Tensor]:
         seeds = torch.arange(some.start, some.stop) * 7919
         noise = gumbel(seeds, seeds % 5, tokens)
-        return noise, noise.exp()
+        return noise, log_mass(noise)
 
     return work
 

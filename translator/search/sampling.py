@@ -162,21 +162,21 @@ def perturbed_likely(scores: Scores, banned: Tensor | None, draws: Draws) -> tup
 
 def _whole_mass(scores: Scores, banned: Tensor | None, draws: Draws) -> Tensor:
     """`(rows, 1)`: the logarithm of all tokens' mass, each log-probability divided by the temperature."""
-    mass = _log_mass(_without(scores.logits() / draws.temperature, banned))
+    mass = log_mass(_without(scores.logits() / draws.temperature, banned))
     return mass - scores.log_z.unsqueeze(1) / draws.temperature
 
 
 def _mass_before(values: Tensor, beyond: Tensor, draws: Draws, whole: Tensor | None) -> Tensor:
     """`(rows, n)`: the share of mass of the tokens ranked before each; with top-k, a share of what that left."""
     scaled = (values / draws.temperature).masked_fill_(beyond, NEVER)
-    mass = _log_mass(scaled)
+    mass = log_mass(scaled)
     if whole is not None:
         mass = torch.where(draws.open_ended, whole, mass)
     probs = scaled.sub_(mass).exp_().nan_to_num_(nan=1.0)  # NaN: a row without any token left
     return probs.cumsum(dim=1).sub_(probs)
 
 
-def _log_mass(values: Tensor) -> Tensor:
+def log_mass(values: Tensor) -> Tensor:
     """`(rows, 1)`: the logarithm of the sum of exponentials, added from first to last.
 
     PyTorch's own `logsumexp` adds in an order that hangs on the whole tensor's shape, so on the rows beside.

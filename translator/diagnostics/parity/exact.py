@@ -28,7 +28,7 @@ from translator.errors import UserError
 from translator.padding import pad, padding
 from translator.search import Driver, Hypothesis, Sentence, rows_per_sentence, starter
 
-GROUP = 12
+GROUP = 32
 """Sentences whose reference is in memory at once."""
 
 LONG = ((200, 500), (1, 33))
