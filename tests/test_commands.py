@@ -246,6 +246,7 @@ def test_an_unknown_kind_of_cache_is_answered_with_those_known(run: Run, tmp_pat
     ("words", "option"),
     [
         (("parity", "--self-test", "--lines", "3"), "--lines"),
+        (("parity", "--self-test", "--exact"), "--exact"),
         (("parity", "--self-test", "--beam-size", "3"), "--beam-size"),
         (("parity", "--lines", "3"), "--lines"),
         (("score", "--candidates", "in", "--input", "in"), "--candidates"),
