@@ -48,6 +48,7 @@ class EchoDecoding:
         self.steps += 1
         said = self.left.gather(1, places).repeat_interleave(self.beams, dim=0)  # (rows, 1)
         logits = torch.full((len(said), self.engine.vocab_size), -20.0)
+        logits[:, self.engine.end_id] = -40.0  # an early end is no better than any other token
         return MatrixScores(logits.scatter_(1, said, 0.0), torch.zeros(len(said), dtype=torch.float64))
 
     def reorder(self, beam: Tensor) -> None:
