@@ -237,20 +237,24 @@ class DecoderCache:
         """
         rows = self.beam_rows(beam)
         if rows is not None:
+            self.layout += self._lengths.ragged is not None
             self._select_rows(rows)
 
     def beam_rows(self, beam: Tensor) -> Tensor | None:
         """The row that each row goes on from `(rows,)`, for `reorder` by `beam`; None for an identity on the host."""
         if tuple(beam.shape) != (self.batch_size, self.beams):
             raise ValueError(f"reorder needs (B, K) = ({self.batch_size}, {self.beams}), not {tuple(beam.shape)}")
-        beam = beam.to(torch.int64)
+        # On the host a few indices are looked at in less time than an operator takes to start.
         if beam.device.type == "cpu":
-            if torch.equal(beam, torch.arange(self.beams).expand_as(beam)):
+            K, by_sentence = self.beams, beam.tolist()
+            rows = [slot * K + int(row) for slot, mine in enumerate(by_sentence) for row in mine]
+            if rows == list(range(len(rows))):
                 return None
-            if int(beam.min()) < 0 or int(beam.max()) >= self.beams:
-                raise ValueError(f"reorder indices must lie within a sentence, 0 to {self.beams - 1}")
+            if not all(0 <= row < K for mine in by_sentence for row in mine):
+                raise ValueError(f"reorder indices must lie within a sentence, 0 to {K - 1}")
+            return torch.tensor(rows)
         first = torch.arange(self.batch_size, device=beam.device).unsqueeze(1) * self.beams
-        return (first + beam).reshape(-1)
+        return (first + beam.to(torch.int64)).reshape(-1)
 
     def compact(self, keep: Tensor) -> None:
         """Keeps the sentences `keep`, indices `(B',)` or a bool mask `(B,)`, with all their beams."""
