@@ -275,7 +275,9 @@ class DecoderCache:
         for source in self.sources:
             source.select(sentences)
         if self.source_visible is not None:
-            self.source_visible = self.source_visible.index_select(0, sentences)
+            kept = self.source_visible.index_select(0, sentences)
+            with torch.inference_mode():  # in its place: recorded steps look there
+                self.source_visible = self.source_visible[: len(kept)].copy_(kept)
         self.batch_size = len(keep)
 
     def admit(self, slots: int | Sequence[int], source: "DecoderCache") -> None:
@@ -341,7 +343,8 @@ class DecoderCache:
         if source is not None:
             for mine, theirs in zip(self.sources, source.sources, strict=True):
                 mine.replaced(theirs)
-            self.source_visible = source.source_visible
+            visible = source.source_visible
+            self.source_visible = None if visible is None else visible.clone()
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,10 @@ class Scores(Protocol):
         """V."""
 
     @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    @property
     def log_z(self) -> Tensor:
         """What to take from a row's logits to get log-probabilities, `(rows,)`, float64."""
 
@@ -120,6 +124,11 @@ class MatrixScores:
     def vocab_size(self) -> int:
         """V."""
         return self._matrix.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._matrix.device
 
     @property
     def log_z(self) -> Tensor:

@@ -148,7 +148,7 @@ class Driver:
         if grid is None or decoding is None:
             return []
         scores = decoding.step(torch.tensor([token for mine in grid.tokens for token in mine]))
-        device = scores.log_z.device
+        device = scores.device
         choice = self.policy.choose(scores, grid, banned_ids(grid, device), forced_ids(grid, device))
         # One NaN or infinity in a row of logits shows in the sum over it. After the choice, so that a device doesn't
         # wait for the host between the two.
@@ -226,7 +226,10 @@ class Driver:
             self._decoding.admit(free[:n], self._started(newcomers, None))
             for index, slot in enumerate(free[:n]):
                 order[slot] = B + index
-        keep = sorted({*range(B)} - {*free[n:]})
+        left = {*range(B)} - {*free[n:]}
+        # The last ones fill the gaps: few sentences change their place.
+        last = sorted(slot for slot in left if slot >= len(left))
+        keep = [slot if slot in left else last.pop() for slot in range(len(left))]
         if len(keep) < B:
             self._decoding.compact(torch.tensor(keep))
         entering = self._new_grid([member for member, _ in newcomers]) if newcomers else None

@@ -131,7 +131,7 @@ class Recording:
 
 
 def _places(parts: Sequence[Tensor]) -> list[tuple[int, torch.Size]]:
-    return [(part.data_ptr(), part.shape) for part in parts]
+    return [(part.data_ptr(), part.shape[1:]) for part in parts]  # there may be fewer rows
 
 
 def _parts(cache: DecoderCache, step: StackStep) -> list[Tensor] | None:
