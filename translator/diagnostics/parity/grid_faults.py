@@ -99,7 +99,7 @@ def _(original: Original, self: KeyValueState, rows: Tensor, length: int) -> Non
 @FAULTS.add("source padding not compacted", DecoderCache, "compact")
 def _(original: Original, self: DecoderCache, keep: Tensor) -> None:
     """The first sentences' padding masks stay, whichever went on."""
-    visible = self.source_visible
+    visible = None if self.source_visible is None else self.source_visible.clone()
     original(self, keep)
     self.source_visible = None if visible is None else visible[: self.batch_size]
 
