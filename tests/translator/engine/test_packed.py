@@ -17,7 +17,7 @@ from translator.engine.packed import PackedEngine
 from translator.errors import UserError
 from translator.operations import EagerOperations
 
-pytestmark = pytest.mark.skipif(not available(), reason="the native kernels aren't built")
+pytestmark = [pytest.mark.numeric, pytest.mark.skipif(not available(), reason="the native kernels aren't built")]
 
 KINDS = sorted(CACHE_KINDS)
 FLOATS = ("float32", "float16", "bfloat16")
