@@ -2,7 +2,7 @@
 """Everything that needs a GPU, in under five minutes; the JSON is written anew after each section.
 
     scripts/gpu_checks                                   # cuda, to results/gpu/gpu_checks.json
-    scripts/gpu_checks --device cpu --small --output /tmp/checks.json    # does it run? small models, no figures
+    scripts/gpu_checks --device cpu --small --output checks.json    # does it run? small models, no figures
 
 A section that fails or runs out of time is recorded with what it had, and the next one runs. Times are CUDA events (the
 clock on a CPU). *Cached* means one token a step over kept K and V, *uncached* the whole prefix at each step, *not
