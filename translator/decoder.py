@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import AttentionStep
+from translator.attention import AttentionStep, Structure
 from translator.attention.masks import merge_masks, padding_visible
 from translator.cache import CacheSpec, DecoderCache, SourceState
 from translator.decoder_layer import CachedDecoderLayer, as_batch, as_given, batched_padding, full_pass
@@ -78,6 +78,11 @@ class CachedDecoder(nn.Module):
     def stack(self) -> list[CachedDecoderLayer]:
         """`layers`, with their type."""
         return cast(list[CachedDecoderLayer], list(self.layers))
+
+    @property
+    def structures(self) -> list[Structure]:
+        """Each layer's self-attention."""
+        return [layer.self_attn for layer in self.stack]
 
     @torch.no_grad()
     def start(

@@ -19,6 +19,8 @@ class CachedMultiheadAttention(Structure):
     `in_proj_weight` `(3 D, D)` and `in_proj_bias` `(3 D,)` stay packed; Q, K and V are views of them at run time.
     """
 
+    steps_alike = True
+
     def __init__(
         self,
         embed_dim: int,

@@ -8,7 +8,7 @@ come from. Shape letters: `B` sentences, `rows` hypotheses, `T` new target token
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,10 @@ class Structure(nn.Module, ABC):
     """The probability with which attention weights are dropped in training."""
 
     batch_first: bool = True
+
+    steps_alike: ClassVar[bool] = False
+    """Whether a step of one token calls the same products and attention whatever came before it, so that an engine may
+    record one and replay it. A class says so of its own `attend`: it isn't inherited."""
 
     @abstractmethod
     def products(self) -> dict[str, Product]:

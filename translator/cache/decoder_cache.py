@@ -200,8 +200,10 @@ class DecoderCache:
     def again(self) -> None:
         """A step of one token like the one before, written by kernels that work in place; `advance` counts it.
 
-        For callers who have seen that `layout` is still the same and that there is room.
+        For callers who have seen that `layout` is still the same and that there is room. As with `begin`, a step left
+        open is forgotten.
         """
+        self.rollback()
         for state in self.states:
             state.again(self._lengths)
 

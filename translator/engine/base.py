@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from translator.cache import CacheSpec
 
@@ -167,6 +167,11 @@ class MatrixScores:
     def _best(self, n: int) -> tuple[Tensor, Tensor]:
         """The n largest logits of each row `(rows, n)`, descending, and their ids."""
         return self._matrix.topk(n, dim=1)
+
+
+def parameter_versions(module: nn.Module) -> list[tuple[int, int]]:
+    """What changes when a parameter of `module` does; one made in inference mode never does."""
+    return [(id(parameter), 0 if parameter.is_inference() else parameter._version) for parameter in module.parameters()]
 
 
 def normalised(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from translator.cache import CacheSpec, DecoderCache
 from translator.cache.dense import whole_blocks
 from translator.engine.arena import Arena, Recorder, Room, Work, power_of_two, to_device
-from translator.engine.base import MatrixScores, normalised
+from translator.engine.base import MatrixScores, normalised, parameter_versions
 from translator.model import TranslationModel
 
 BLOCK = 64
@@ -64,7 +64,7 @@ class GraphEngine:
         recorder: Callable[[torch.device], Recorder] | None = None,
     ) -> None:
         """`recorder` is `cuda_graphs` on a CUDA device, elsewhere `as_it_is`: the same steps, run anew each time."""
-        self._made_from = weakref.ref(model), _versions(model)
+        self._made_from = weakref.ref(model), parameter_versions(model)
         # Modules and parameters of its own, since a recorded step reads addresses: what the model is moved or converted
         # to later leaves these where they are.
         own = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
@@ -94,7 +94,7 @@ class GraphEngine:
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Memory `(B, S, D)` of ids `(B, S)`. Raises `RuntimeError` when the model was trained on meanwhile."""
         model, versions = self._made_from[0](), self._made_from[1]
-        if model is not None and _versions(model) != versions:
+        if model is not None and parameter_versions(model) != versions:
             raise RuntimeError("the model's weights have changed since the engine was made: make a new engine of it")
         return self.model.encode(source, key_padding_mask, self.operations)
 
@@ -215,7 +215,3 @@ class GraphScores(MatrixScores):
         if n > arena.best.shape[1]:
             return super()._best(n)
         return arena.best[:rows, :n], arena.best_ids[:rows, :n]
-
-
-def _versions(model: TranslationModel) -> list[tuple[int, int]]:
-    return [(id(parameter), parameter._version) for parameter in model.parameters()]

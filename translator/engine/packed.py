@@ -20,7 +20,7 @@ from translator.attention import Product
 from translator.cache import CacheSpec, DecoderCache
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import as_batch, as_given
-from translator.engine.base import Scores
+from translator.engine.base import Scores, parameter_versions
 from translator.engine.native.library import available, load
 from translator.engine.native.operations import Native, NativeStack, embedded, product
 from translator.engine.native.steps import Steps
@@ -109,7 +109,7 @@ class PackedEngine:
         self.compute_type = weights.compute_type
         with torch.no_grad():
             positions = model.target_positions(torch.arange(self.max_positions)).float().contiguous()
-        self._versions = _versions(model)
+        self._versions = parameter_versions(model)
         self.operations = PackedModel(Native(load(), threads), model, weights, table, positions)
 
     @property
@@ -135,7 +135,7 @@ class PackedEngine:
     @torch.no_grad()
     def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Memory `(B, S, D)` of ids `(B, S)`."""
-        if _versions(self.model) != self._versions:
+        if parameter_versions(self.model) != self._versions:
             raise RuntimeError("the model's weights have changed since they were packed: make a new engine of it")
         return self.model.encode(source, key_padding_mask, self.operations)
 
@@ -164,7 +164,7 @@ class PackedDecoding:
     def __init__(self, engine: PackedEngine, cache: DecoderCache) -> None:
         self.engine = engine
         self.cache = cache
-        self._steps = Steps(engine.operations.native, self._run)
+        self._steps = Steps(engine.operations.native, self._run, engine.model.decoder.structures)
         self._logits: Tensor | None = None
         self._scores: NativeScores | None = None
 
@@ -234,7 +234,7 @@ class PackedDecoder:
         else:
             say_once()
             self._prepacked = PrepackedStack(decoder, decoder.layers, forms(products, self.compute_type))
-        self._versions = _versions(decoder)
+        self._versions = parameter_versions(decoder)
         self._steps: WeakKeyDictionary[DecoderCache, Steps] = WeakKeyDictionary()
 
     @property
@@ -242,11 +242,20 @@ class PackedDecoder:
         """The decoder's."""
         return self.decoder.batch_first
 
-    def start(self, memory: Tensor, memory_key_padding_mask: Tensor | None = None, **options: Any) -> DecoderCache:
+    def start(
+        self,
+        memory: Tensor,
+        memory_key_padding_mask: Tensor | None = None,
+        spec: CacheSpec | None = None,
+        **options: Any,
+    ) -> DecoderCache:
         """See `CachedDecoder.start`; K and V are kept in fp32, by default in an `indirect` cache."""
         self._check_current()
-        spec = replace(CacheSpec(**{"kind": "indirect", **options}), dtype=torch.float32)
-        return self.decoder.start(memory.float(), memory_key_padding_mask, spec, operations=self._operations())
+        if spec is None:
+            spec, options = CacheSpec(**{"kind": "indirect", **options}), {}
+        spec = replace(spec, dtype=torch.float32)
+        operations = self._operations()
+        return self.decoder.start(memory.float(), memory_key_padding_mask, spec, operations=operations, **options)
 
     @torch.no_grad()
     def __call__(self, tgt: Tensor, cache: DecoderCache) -> Tensor:
@@ -258,7 +267,7 @@ class PackedDecoder:
         self.decoder.check_step(x, cache)
         steps = self._steps.get(cache)
         if steps is None:
-            steps = self._steps[cache] = Steps(self._native, self._run)
+            steps = self._steps[cache] = Steps(self._native, self._run, self.decoder.structures)
         return as_given(steps.step(cache, x).clone(), tgt, self.batch_first)
 
     def _run(self, native: Native, x: Tensor, lengths: Tensor, steps: Sequence[Any]) -> Tensor:
@@ -272,7 +281,7 @@ class PackedDecoder:
         return _stack(self._native, self.decoder, self.decoder.stack, self._weights, "")
 
     def _check_current(self) -> None:
-        if _versions(self.decoder) != self._versions:
+        if parameter_versions(self.decoder) != self._versions:
             raise RuntimeError("the decoder's weights have changed since they were packed: call packed() again")
 
 
@@ -296,8 +305,3 @@ def _release(model: TranslationModel, products: Mapping[str, Product]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.untyped_storage().data_ptr() in packed and parameter.dim() > 1:
                 module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
-
-
-def _versions(module: nn.Module) -> list[tuple[int, int]]:
-    """What changes when a parameter does; one made in inference mode never does."""
-    return [(id(parameter), 0 if parameter.is_inference() else parameter._version) for parameter in module.parameters()]

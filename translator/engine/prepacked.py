@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from translator.attention import Product
+from translator.engine.base import parameter_versions
 from translator.engine.eager import EagerEngine
 from translator.engine.native.library import missing
 from translator.engine.native.weights import TYPES, chosen_type
@@ -45,8 +46,14 @@ class PrepackedEngine(EagerEngine):
     def __init__(self, model: TranslationModel, compute_type: str) -> None:
         super().__init__(model)
         say_once()
-        made = forms(model.products(), compute_type)
-        self.operations = PrepackedModel(model, made)
+        self.operations = PrepackedModel(model, forms(model.products(), compute_type))
+        self._versions = parameter_versions(model)
+
+    def encode(self, source: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `Engine.encode`. Raises `RuntimeError` when the model was trained on meanwhile."""
+        if parameter_versions(self.model) != self._versions:
+            raise RuntimeError("the model's weights have changed since they were packed: make a new engine of it")
+        return super().encode(source, key_padding_mask)
 
 
 class PrepackedModel(EagerModel):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.helpers import VOCABULARY, tiny_model
 from translator import CachedDecoder
+from translator.attention import STRUCTURES, CachedMultiheadAttention
 from translator.cache import CACHE_KINDS, CacheSpec
 from translator.engine.eager import EagerEngine
 from translator.engine.native.library import available
@@ -280,3 +281,53 @@ def test_active_dropout_is_refused() -> None:
     cache = packed.start(torch.randn(4, 1, 16))
     with pytest.raises(RuntimeError, match="dropout"):
         packed(torch.randn(1, 1, 16), cache)
+
+
+def test_a_spec_says_how_to_keep_what_is_decoded() -> None:
+    theirs = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 20), 2).eval()
+    packed = CachedDecoder.from_torch(theirs).packed()
+    cache = packed.start(torch.randn(4, 1, 16), None, CacheSpec(kind="static", capacity=3, beams=2))
+    assert (cache.spec.kind, cache.spec.capacity, cache.rows) == ("static", 3, 2)
+    with pytest.raises(TypeError, match="a spec and beams"):
+        packed.start(torch.randn(4, 1, 16), None, CacheSpec(), beams=2)
+
+
+# -- what a replay would miss -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_was_left_open_never_happened(kind: str) -> None:
+    engine = PackedEngine(tiny_model())
+    spec = CacheSpec(kind=kind, capacity=30)
+    ids, hidden = sources([5, 3])
+    memory = engine.encode(ids, hidden)
+    disturbed, plain = (engine.start(memory, hidden, spec) for _ in range(2))
+    for step in range(12):
+        if step == 4:
+            disturbed.cache.begin(3)
+        if step == 6:
+            disturbed.cache.rollback()
+        tokens = torch.tensor([step + 5, step + 50])
+        assert torch.equal(disturbed.step(tokens).logits(), plain.step(tokens).logits()), step
+
+
+class EverySecond(CachedMultiheadAttention):
+    """Attends at every second position only: which one, Python decides, and no operator tells."""
+
+    def attend(self, x, step, ops, *, norm=None, dropout=None, residual=None) -> Tensor:
+        attended = super().attend(x, step, ops, norm=norm, dropout=dropout, residual=residual)
+        return attended if step.step.start % 2 else ops.product("out_proj", x, norm=norm, residual=residual)
+
+
+def test_a_structure_whose_steps_differ_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRUCTURES, "second", EverySecond)
+    model = tiny_model(attention="second")
+    ids, hidden = sources([5, 3])
+    plain, packed = (
+        engine.start(engine.encode(ids, hidden), hidden, CacheSpec())
+        for engine in (EagerEngine(model), PackedEngine(model))
+    )
+    for step in range(9):
+        tokens = torch.tensor([step + 5, step + 50])
+        expected = plain.step(tokens).logits()
+        assert (packed.step(tokens).logits() - expected).abs().max() < 1e-4 * expected.abs().max(), step

@@ -1,5 +1,6 @@
 """The forms that stand in for the native kernels where there are none."""
 
+import copy
 import logging
 import subprocess
 import sys
@@ -89,3 +90,16 @@ def test_the_command_line_works_and_says_which_it_uses() -> None:
             cwd=root, env={"PATH": "", library.VARIABLE: library.WITHOUT}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0 and expected in done.stdout, done.stderr
+
+
+def test_training_after_packing_is_noticed() -> None:
+    model = copy.deepcopy(tiny_model())
+    engine = make_engine(model, "packed", "int8")
+    ids = torch.tensor([[5, 6, 7]])
+    engine.encode(ids)
+    model.encoder.layers[0].linear1.weight.data.mul_(2)
+    engine.encode(ids)  # through `data` nothing can be noticed
+    with torch.no_grad():
+        model.encoder.layers[0].linear1.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="changed since they were packed"):
+        engine.encode(ids)

@@ -241,7 +241,7 @@ def _chunks(bench: _Bench, check: ExactCheck, batch: Sequence[int], kind: str) -
         on = operations.on(native)
         return on.logits(engine.model.decoder.run(x, steps, on.decoder))
 
-    steps, targets = Steps(operations.native, run), bench.targets(batch)
+    steps, targets = Steps(operations.native, run, engine.model.decoder.structures), bench.targets(batch)
     while (held := cache.length) < targets.shape[1]:
         size = int(torch.randint(1, LONGEST_CHUNK + 1, (), generator=bench.generator))
         ids = targets[:, held : held + size]

@@ -4,11 +4,11 @@ A replay needs every tensor that the recorded calls point to in its old place. W
 sentences have left or come), the next step is recorded anew.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from translator.cache import DecoderCache, Lengths, StackStep
 from translator.engine.native.operations import Native
@@ -21,11 +21,12 @@ Run = Callable[[Native, Tensor, Tensor, Sequence[Any]], Tensor]
 class Steps:
     """Steps of one cache: the first of one token is recorded, later ones are replayed while what they use stays put."""
 
-    def __init__(self, native: Native, run: Run) -> None:
+    def __init__(self, native: Native, run: Run, structures: Iterable[nn.Module]) -> None:
+        """`structures` are the layers' own; with one whose steps aren't alike, every step runs the layers' code."""
         self._native = native
         self._run = run
         self._recording: Recording | None = None
-        self._replayable = True
+        self._replayable = all(vars(type(each)).get("steps_alike", False) for each in structures)
 
     def step(self, cache: DecoderCache, inputs: Tensor) -> Tensor:
         """`inputs` `(rows, T, …)` → the run's output, valid until the next step; the cache then holds T tokens more."""
