@@ -1,34 +1,33 @@
 """Token ids to batches: sorted by length, filled by token count, in an order that seed and epoch decide alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from translator.padding import pad, padding
+from translator.attention import Packing
 
 
 @dataclass(slots=True)
 class Batch:
-    """Padded ids. `target_in` starts with the start token, `target_out` ends with the end token; `B` pairs.
+    """Ids of `B` pairs, one sentence after another, without padding.
 
-    `source` `(B, S)` with `source_padding` `(B, S)` True = padding; `target_in`, `target_out` `(B, T)` with `real`
-    `(B, T)` True where a target token counts; `tokens` is how many do.
+    `source` `(N_source,)`, `target_in` `(N,)`, each target with the start token first, `target_out` `(N,)`, each with
+    the end token last; where sentences begin is in the packings.
     """
 
     source: Tensor
-    source_padding: Tensor
     target_in: Tensor
     target_out: Tensor
-    real: Tensor
-    tokens: int
+    source_packing: Packing
+    target_packing: Packing
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
-        moved = (self.source, self.source_padding, self.target_in, self.target_out, self.real)
-        source, source_padding, target_in, target_out, real = (part.to(device, non_blocking=True) for part in moved)
-        return Batch(source, source_padding, target_in, target_out, real, self.tokens)
+    @property
+    def tokens(self) -> int:
+        """Target tokens, end tokens included: N."""
+        return len(self.target_out)
 
 
 @dataclass(slots=True)
@@ -42,34 +41,41 @@ class Encoded:
 def plan_epoch(encoded: Encoded, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """Indices of each batch of an epoch: neighbours in length, batches and ties in random order.
 
-    A batch holds at most `batch_tokens` target tokens, and as many source tokens, padding and end token included; a
-    longer pair makes a batch of its own.
+    A batch holds at most `batch_tokens` target tokens, and as many source tokens, end tokens included; a longer pair
+    makes a batch of its own.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(encoded.sources), generator=generator).tolist()
     order.sort(key=lambda index: (len(encoded.targets[index]), len(encoded.sources[index])))
     batches: list[list[int]] = []
     batch: list[int] = []
-    widest = 0
+    sources = targets = 0
     for index in order:
-        width = max(len(encoded.targets[index]) + 1, len(encoded.sources[index]), widest)
-        if batch and width * (len(batch) + 1) > batch_tokens:
+        source, target = len(encoded.sources[index]), len(encoded.targets[index]) + 1
+        if batch and max(sources + source, targets + target) > batch_tokens:
             batches.append(batch)
-            batch, width = [], max(len(encoded.targets[index]) + 1, len(encoded.sources[index]))
+            batch, sources, targets = [], 0, 0
         batch.append(index)
-        widest = width
+        sources, targets = sources + source, targets + target
     if batch:
         batches.append(batch)
     return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def collate(encoded: Encoded, indices: Sequence[int], bos_id: int, eos_id: int, pad_id: int) -> Batch:
-    """The pairs `indices` as one padded batch."""
-    source = pad([encoded.sources[index] for index in indices], pad_id)
+def collate(
+    encoded: Encoded, indices: Sequence[int], bos_id: int, eos_id: int, device: torch.device | str = "cpu"
+) -> Batch:
+    """The pairs `indices` as one batch on `device`."""
+    sources = [encoded.sources[index] for index in indices]
     targets = [encoded.targets[index] for index in indices]
-    target_in = pad([[bos_id, *target] for target in targets], pad_id)
-    target_out = pad([[*target, eos_id] for target in targets], pad_id)
-    # From lengths, never from ids: a token that happens to equal pad_id is still a token.
-    source_padding = padding([len(encoded.sources[index]) for index in indices])
-    real = ~padding([len(target) + 1 for target in targets])
-    return Batch(source, source_padding, target_in, target_out, real, sum(len(target) + 1 for target in targets))
+
+    def ids(sentences: Iterable[Sequence[int]]) -> Tensor:
+        return torch.tensor([*chain.from_iterable(sentences)], dtype=torch.int64).to(device, non_blocking=True)
+
+    return Batch(
+        ids(sources),
+        ids([bos_id, *target] for target in targets),
+        ids([*target, eos_id] for target in targets),
+        Packing([len(source) for source in sources], device),
+        Packing([len(target) + 1 for target in targets], device),
+    )

@@ -62,11 +62,9 @@ def dev_loss(checkpoint: Checkpoint, encoded: Encoded, batch_tokens: int) -> flo
     device = model.embedding.weight.device
     total, tokens = 0.0, 0
     for indices in plan_epoch(encoded, batch_tokens, seed=0, epoch=0):
-        batch = collate(encoded, indices, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id).to(device)
-        memory = model.encode(batch.source, batch.source_padding)
-        hidden = model.decode(batch.target_in, memory, batch.source_padding)
-        logits = model.logits(hidden[batch.real])
-        total += float(smoothed_cross_entropy(logits, batch.target_out[batch.real], 0.0))
+        batch = collate(encoded, indices, tokenizer.bos_id, tokenizer.eos_id, device)
+        hidden = model.packed(batch.source, batch.target_in, batch.source_packing, batch.target_packing)
+        total += float(smoothed_cross_entropy(model.logits(hidden), batch.target_out, 0.0))
         tokens += batch.tokens
     return total / max(tokens, 1)
 

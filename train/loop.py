@@ -118,8 +118,8 @@ class Trainer:
             counters.position += len(chosen)
             if counters.position >= len(plan):
                 counters.epoch, counters.position, plan = epoch + 1, 0, []
-            ids = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
-            yield epoch, [collate(encoded, indices, *ids).to(self.device) for indices in chosen]
+            ids = (tokenizer.bos_id, tokenizer.eos_id)
+            yield epoch, [collate(encoded, indices, *ids, self.device) for indices in chosen]
 
     def _step(self, epoch: int, batches: list[Batch]) -> None:
         began = time.perf_counter()
@@ -166,10 +166,9 @@ class Trainer:
     def _backward(self, batch: Batch, tokens: int) -> float:
         """Adds the gradients of one batch, each target token weighing 1 / `tokens`; returns its share of the loss."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            memory = self.model.encode(batch.source, batch.source_padding)
-            hidden = self.model.decode(batch.target_in, memory, batch.source_padding)
-            logits = self.model.logits(hidden[batch.real])
-        loss = smoothed_cross_entropy(logits, batch.target_out[batch.real], self.settings.label_smoothing) / tokens
+            hidden = self.model.packed(batch.source, batch.target_in, batch.source_packing, batch.target_packing)
+            logits = self.model.logits(hidden)
+        loss = smoothed_cross_entropy(logits, batch.target_out, self.settings.label_smoothing) / tokens
         loss.backward()
         return float(loss.detach())
 

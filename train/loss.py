@@ -3,29 +3,41 @@
 import torch
 from torch import Tensor
 
+_CHUNK = 1 << 20  # logits at a time: what is made of them stays in the cache
+
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Sum over N tokens of `(1 - ε) · -log p(target) + ε · mean over V of -log p`, with its gradient in one piece.
+    """Sum over N tokens of `(1 - ε) · -log p(target) + ε · mean over V of -log p`, and its gradient with it.
 
-    The vocabulary is the widest tensor of a step: the plain formula keeps several copies of it.
+    The vocabulary is the widest tensor of a step. The plain formula keeps several copies of it in fp32; here a few rows
+    at a time are taken through loss and gradient, and what stays is the gradient, in the logits' own type.
     """
 
     @staticmethod
     def forward(ctx, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:  # type: ignore[no-untyped-def]
-        scores = logits.float()
-        normaliser = scores.logsumexp(dim=1)
-        chosen = scores.gather(1, target.unsqueeze(1)).squeeze(1)
-        ctx.save_for_backward(logits, normaliser, target)
-        ctx.smoothing = smoothing
-        return (normaliser - (1 - smoothing) * chosen - smoothing * scores.mean(dim=1)).sum()
+        N, V = logits.shape
+        slope = torch.empty_like(logits) if logits.requires_grad else None
+        loss = logits.new_zeros((), dtype=torch.float32)
+        rows = max(1, _CHUNK // V)
+        for begin in range(0, N, rows):
+            part = slice(begin, begin + rows)
+            scores, chosen = logits[part].float(), target[part].unsqueeze(1)
+            highest = scores.amax(dim=1, keepdim=True)
+            shifted = scores - highest
+            hits, mean = shifted.gather(1, chosen), shifted.mean(dim=1, keepdim=True)
+            total = shifted.exp_().sum(dim=1, keepdim=True)
+            loss += (total.log() - (1 - smoothing) * hits - smoothing * mean).sum()
+            if slope is not None:
+                shifted.div_(total).sub_(smoothing / V)
+                slope[part] = shifted.scatter_add_(1, chosen, shifted.new_full(chosen.shape, smoothing - 1))
+        if slope is not None:
+            ctx.save_for_backward(slope)
+        return loss
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
-        logits, normaliser, target = ctx.saved_tensors
-        slope = (logits.float() - normaliser.unsqueeze(1)).exp_().sub_(ctx.smoothing / logits.shape[1])
-        hit = slope.new_full((len(target), 1), ctx.smoothing - 1)
-        slope.scatter_add_(1, target.unsqueeze(1), hit)
-        return slope.mul_(grad).to(logits.dtype), None, None
+        (slope,) = ctx.saved_tensors
+        return slope * float(grad), None, None
 
 
 def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:

@@ -101,7 +101,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TrainingConfig:
-    """Optimiser and loop. A batch holds at most `batch_tokens` target tokens, padding included; `accumulate` batches
+    """Optimiser and loop. A batch holds at most `batch_tokens` target tokens; `accumulate` batches
     make one step. The learning rate rises over `warmup_steps`, at most a quarter of the run, and then falls, to zero at
     `max_steps` where the schedule is cosine or linear."""
 

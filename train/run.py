@@ -14,6 +14,7 @@ from train.fit import as_saved, fitted
 from train.folder import TEST, RunFolder
 from train.initial import initial_checkpoint, new_checkpoint, new_tokenizer
 from train.loop import Trainer
+from train.memory import keep_freed_memory
 from train.recipe import Recipe, read_recipe
 from train.report import Report
 from train.resume import Changes, changed_settings, described, judged_otherwise, text_changes
@@ -41,6 +42,7 @@ def run_recipe(
     """
     recipe, base = read_recipe(name, settings)
     where = usable_device(device)
+    keep_freed_memory()
     if resume and init_from is not None:
         raise UserError("--init-from: a resumed run goes on from its own weights; leave one of the two out")
     if init_from is not None:

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from translator.attention import CachedMultiheadAttention, FullPass, Product
+from translator.attention import AttentionStep, CachedMultiheadAttention, FullPass, Product
 from translator.attention.masks import merge_masks
 from translator.decoder_layer import activation_function
 from translator.operations import Activation, EagerOperations, EagerStack, Operations, StackOperations
@@ -41,7 +41,7 @@ class EncoderLayer(nn.Module):
         """`x` `(B, S, D)`, `key_padding_mask` `(B, S)` with True = padding → `(B, S, D)`."""
         return self.run(x, encoder_pass(x, self.self_attn.num_heads, key_padding_mask), EagerOperations(self))
 
-    def run(self, x: Tensor, whole: FullPass, ops: Operations) -> Tensor:
+    def run(self, x: Tensor, whole: AttentionStep, ops: Operations) -> Tensor:
         """The layer itself, `x` `(B, S, D)`, on an engine's operations."""
         x = self.self_attn.attend(x, whole, ops.of("self_attn"), norm="norm1", dropout="dropout1", residual=x)
         hidden = ops.product("linear1", x, norm="norm2", activation=self.activation, dropout="dropout")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import STRUCTURES, Product, Structure
+from translator.attention import STRUCTURES, PackedPass, Packing, Product, Structure
 from translator.cache import CacheSpec, DecoderCache
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
@@ -121,6 +121,30 @@ class TranslationModel(nn.Module):
         x = operations.embed_target(target, torch.arange(T, device=target.device))
         whole = full_pass(self.decoder.num_heads, x, memory, (None, None, True), (None, memory_key_padding_mask, False))
         return self.decoder.run(x, [whole] * len(self.decoder.layers), operations.decoder)
+
+    def packed(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_packing: Packing,
+        target_packing: Packing,
+        operations: ModelOperations | None = None,
+    ) -> Tensor:
+        """Hidden states `(N, D)` of whole targets under a causal mask, as `decode` gives them, without any padding.
+
+        `source` `(N_source,)` and `target` `(N,)` are the ids of all sentences, one after another, start token first.
+        """
+        operations = operations or self.operations()
+        self.check_length("source", source_packing.widest)
+        self.check_length("target", target_packing.widest)
+        x = operations.embed_source(source.unsqueeze(0), source_packing.positions)
+        encoder_pass = PackedPass(source_packing)
+        for layer, ops in zip(self.encoder.stack, operations.encoder.layers, strict=True):
+            x = layer.run(x, encoder_pass, ops)
+        memory = operations.encoder.norm(x)
+        x = operations.embed_target(target.unsqueeze(0), target_packing.positions)
+        decoder_pass = PackedPass(target_packing, True, memory, source_packing)
+        return self.decoder.run(x, [decoder_pass] * len(self.decoder.layers), operations.decoder)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`(…, D)` → `(…, V)`, with the embedding's weight."""

@@ -11,6 +11,7 @@ from train.loss import smoothed_cross_entropy
 from train.recipe import TrainingConfig
 from translator.config import ModelConfig
 from translator.model import TranslationModel
+from translator.padding import pad, padding
 
 pytestmark = pytest.mark.numeric
 PAD, BOS, EOS = 0, 2, 3
@@ -45,40 +46,49 @@ def test_no_tokens_give_a_loss_of_zero() -> None:
     assert float(smoothed_cross_entropy(torch.zeros(0, 9), torch.zeros(0, dtype=torch.int64), 0.1)) == 0
 
 
-def test_more_padding_changes_neither_the_loss_nor_the_gradients() -> None:
+def test_a_packed_pass_gives_what_a_padded_one_gives_and_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model = TranslationModel(
+        ModelConfig(vocab_size=50, d_model=16, nhead=2, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
+    ).double()
+    corpus = encoded(7)
+    batch = collate(corpus, range(7), BOS, EOS)
+    source, hidden = pad(corpus.sources, PAD), padding([len(ids) for ids in corpus.sources])
+    target = pad([[BOS, *ids] for ids in corpus.targets], PAD)
+    real = ~padding([len(ids) + 1 for ids in corpus.targets])
+    padded = model.decode(target, model.encode(source, hidden), hidden)[real]
+    packed = model.packed(batch.source, batch.target_in, batch.source_packing, batch.target_packing)
+    torch.testing.assert_close(packed, padded, rtol=1e-12, atol=1e-12)
+    results = []
+    for states in (packed, padded):
+        loss = smoothed_cross_entropy(model.logits(states), batch.target_out, 0.1)
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
+
+
+def test_a_sentence_in_a_packed_row_sees_no_other() -> None:
     torch.manual_seed(0)
     model = TranslationModel(
         ModelConfig(vocab_size=50, d_model=16, nhead=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
     ).double()
-    batch = collate(encoded(5), range(5), BOS, EOS, PAD)
-
-    def run(extra: int, filler: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        def wider(ids: torch.Tensor, value: int | bool) -> torch.Tensor:
-            return torch.cat([ids, ids.new_full((len(ids), extra), value)], dim=1)
-
-        source = wider(batch.source, filler).masked_fill(wider(batch.source_padding, True), filler)
-        hidden = wider(batch.source_padding, True)
-        real = wider(batch.real, False)
-        states = model.decode(wider(batch.target_in, filler), model.encode(source, hidden), hidden)
-        loss = smoothed_cross_entropy(model.logits(states[real]), wider(batch.target_out, filler)[real], 0.1)
-        # A padding id is still some token's embedding: only what its positions contribute must vanish.
-        return loss, list(torch.autograd.grad(loss, list(model.parameters())))
-
-    loss, gradients = run(0, PAD)
-    for extra, filler in ((30, PAD), (30, 17)):
-        other, others = run(extra, filler)
-        torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-10)
-        for one, two in zip(gradients, others, strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
+    corpus = encoded(3)
+    changed = Encoded([*corpus.sources[:2], [9, 9, 9, 9, 9, EOS]], [*corpus.targets[:2], [8] * 11])
+    one, two = (collate(text, range(3), BOS, EOS) for text in (corpus, changed))
+    both = [model.packed(b.source, b.target_in, b.source_packing, b.target_packing) for b in (one, two)]
+    first = int(one.target_packing.starts[2])
+    assert torch.equal(both[0][:first], both[1][:first])
+    assert not torch.allclose(both[0][first:][:1], both[1][first:][:1])
 
 
-def test_a_batch_is_shifted_padded_and_marked_from_lengths() -> None:
-    batch = collate(Encoded([[7, EOS], [PAD, 8, EOS]], [[5, PAD, 6], [9]]), [0, 1], BOS, EOS, PAD)
-    assert batch.source.tolist() == [[7, EOS, PAD], [PAD, 8, EOS]]
-    assert batch.source_padding.tolist() == [[False, False, True], [False, False, False]]
-    assert batch.target_in.tolist() == [[BOS, 5, PAD, 6], [BOS, 9, PAD, PAD]]
-    assert batch.target_out.tolist() == [[5, PAD, 6, EOS], [9, EOS, PAD, PAD]]
-    assert batch.real.tolist() == [[True] * 4, [True, True, False, False]]
+def test_a_batch_is_shifted_and_packed_by_lengths() -> None:
+    batch = collate(Encoded([[7, EOS], [PAD, 8, EOS]], [[5, PAD, 6], [9]]), [0, 1], BOS, EOS)
+    assert batch.source.tolist() == [7, EOS, PAD, 8, EOS]
+    assert batch.source_packing.starts.tolist() == [0, 2, 5]
+    assert batch.target_in.tolist() == [BOS, 5, PAD, 6, BOS, 9]
+    assert batch.target_out.tolist() == [5, PAD, 6, EOS, 9, EOS]
+    assert batch.target_packing.starts.tolist() == [0, 4, 6]
+    assert batch.target_packing.positions.tolist() == [0, 1, 2, 3, 0, 1]
     assert batch.tokens == 6
 
 
@@ -86,11 +96,10 @@ def test_an_epoch_holds_every_pair_once_within_the_budget() -> None:
     corpus = encoded(500)
     plan = plan_epoch(corpus, 200, seed=1, epoch=0)
     assert sorted(itertools.chain(*plan)) == list(range(500))
-    for indices in plan:
-        batch = collate(corpus, indices, BOS, EOS, PAD)
-        assert max(batch.source.numel(), batch.target_in.numel()) <= 200
-    used = sum(collate(corpus, indices, BOS, EOS, PAD).tokens for indices in plan)
-    assert used / sum(collate(corpus, indices, BOS, EOS, PAD).target_in.numel() for indices in plan) > 0.9
+    batches = [collate(corpus, indices, BOS, EOS) for indices in plan]
+    assert max(max(len(batch.source), batch.tokens) for batch in batches) <= 200
+    fullest = sum(max(len(batch.source), batch.tokens) for batch in batches) / len(batches)
+    assert fullest > 0.9 * 200
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:

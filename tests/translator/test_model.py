@@ -198,7 +198,7 @@ def test_presets_have_the_sizes_they_are_named_for(name):
 
 def test_training_and_search_begin_a_target_with_the_same_token():
     encoded = Encoded([[5, 6, 3], [7, 3]], [[8, 9], [10]])
-    batch = collate(encoded, [0, 1], bos_id=2, eos_id=3, pad_id=0)
+    batch = collate(encoded, [0, 1], bos_id=2, eos_id=3)
     fed = []
 
     class First:
@@ -209,9 +209,9 @@ def test_training_and_search_begin_a_target_with_the_same_token():
             return MatrixScores(torch.zeros(2, 12))
 
     search(First(), [Sentence(max_length=1, start_id=2, end_id=3)] * 2, DecodeConfig(beam_size=1))
-    assert batch.target_in[:, 0].tolist() == fed[0] == [2, 2]
-    assert batch.target_out.tolist() == [[8, 9, 3], [10, 3, 0]]
-    assert batch.target_in.tolist() == [[2, 8, 9], [2, 10, 0]]
+    assert batch.target_in[batch.target_packing.starts[:-1]].tolist() == fed[0] == [2, 2]
+    assert batch.target_out.tolist() == [8, 9, 3, 10, 3]
+    assert batch.target_in.tolist() == [2, 8, 9, 2, 10]
 
 
 # -- the encoder -------------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Attention: structures, the dense kernel, masks. Nothing here knows of caches.
 
 A layer calls its structure's `attend(x, step, ops)`; the structure calls the products it names on `ops`, and
-`step.attend(q, k, v, ops.attention)` for the attention itself. `step` is a `LayerStep` of a cache, or a `FullPass`.
+`step.attend(q, k, v, ops.attention)` for the attention itself. `step` is a `LayerStep` of a cache, a `FullPass`, or
+a `PackedPass`.
 A new structure is one file and one line in `STRUCTURES`.
 """
 
 from translator.attention.full_pass import FullPass
 from translator.attention.kernels import Kernel, attend, merge_heads, split_heads
 from translator.attention.multihead import CachedMultiheadAttention
+from translator.attention.packed_pass import PackedPass, Packing
 from translator.attention.structure import AttentionStep, Product, Structure
 
 STRUCTURES: dict[str, type[Structure]] = {"multihead": CachedMultiheadAttention}
@@ -19,6 +21,8 @@ __all__ = [
     "CachedMultiheadAttention",
     "FullPass",
     "Kernel",
+    "PackedPass",
+    "Packing",
     "Product",
     "Structure",
     "attend",

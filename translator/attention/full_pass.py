@@ -45,3 +45,9 @@ class FullPass:
             raise ValueError("an encoder's pass has no source to attend to")
         k, v = project(self.memory)
         return k, v, self.source_mask
+
+    def attend_source(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel, dropout: float = 0.0
+    ) -> Tensor:
+        """See `AttentionStep.attend_source`."""
+        return kernel(q, k, v, mask, False, dropout)

@@ -123,7 +123,7 @@ class CachedMultiheadAttention(Structure):
         # The K beams of a sentence are K * T query rows against one copy of its keys: (B * K, T, D) -> (B, K * T, D).
         B, beams = k.shape[0], x.shape[0] // max(k.shape[0], 1)
         q = split_heads(ops.product("q", x, norm=norm).view(B, beams * x.shape[1], x.shape[2]), self.num_heads)
-        attended = ops.attention(q, k, v, mask, False, self.dropout_now())
+        attended = step.attend_source(q, k, v, mask, ops.attention, self.dropout_now())
         return ops.product("out_proj", merge_heads(attended).view_as(x), dropout=dropout, residual=residual)
 
     # ----------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,11 @@ class AttentionStep(Protocol):
     def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """K, V `(B, H_kv, S, D_head)` and mask of the source: kept by a cache, else `project(memory)`."""
 
+    def attend_source(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel, dropout: float = 0.0
+    ) -> Tensor:
+        """`(B, H, queries, D_head)`: q over what `source` gave, each sentence's queries over its own."""
+
 
 class Structure(nn.Module, ABC):
     """A self-attention structure.

@@ -74,6 +74,12 @@ class LayerStep:
         """See `AttentionStep.source`: K and V are there since the sentence came in; `project` isn't called."""
         return self.source_state.k, self.source_state.v, self.step.source_mask
 
+    def attend_source(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel, dropout: float = 0.0
+    ) -> Tensor:
+        """See `AttentionStep.attend_source`."""
+        return kernel(q, k, v, mask, False, dropout)
+
 
 class StackStep(Step):
     """A step and each layer's share of it: what `DecoderCache.begin` gives."""
