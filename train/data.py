@@ -1,6 +1,8 @@
 """From a recipe to the text a run trains, validates and tests on, and from text to ids."""
 
+import dataclasses
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,10 @@ from train.recipe import Recipe
 from translator.errors import UserError
 from translator.languages import language
 from translator.tokenizer import Tokenizer
+from translator.typed.plain import plain
+from translator.typed.protect import protected
+from translator.typed.sides import Sides
+from translator.typed.visible import visible
 
 
 @dataclass(slots=True)
@@ -73,6 +79,9 @@ def load_data(recipe: Recipe, base: Path, say: Say, dropped: dict[str, list[Pair
     train = _repeated(kept)
     if len(train) > len(kept):
         say(f"pairs repeated to          {len(train):,}: " + ", ".join(_shares(train)))
+    if recipe.both_directions:
+        train += [pair.turn() for pair in train]
+        say(f"pairs in both directions   {len(train):,}")
     data = Data(train, split.dev, by_name(split.dev), by_name(split.test))
     say(f"dev {_sentences(data.dev_sets)}; test {_sentences(data.test_sets)}")
     return data
@@ -137,14 +146,56 @@ def fits(pairs: Sequence[Pair], tokenizer: Tokenizer, max_tokens: int, say: Say)
     return kept
 
 
+def vocabulary_text(pairs: Sequence[Pair], languages: tuple[str, str], slots: bool) -> list[str]:
+    """The text a vocabulary is made from: each pair's sides, once, with spans that get a slot taken out."""
+    pairs = [pair for pair in pairs if not pair.turned]
+    if not slots:
+        return [visible(text) for pair in pairs for text in (pair.source, pair.target)]
+    sides = zip((0, 1), languages, strict=True)
+    return [
+        protected(plain(visible((pair.source, pair.target)[side]), code), language(code).primary == "zh")[0]
+        for side, code in sides
+        for pair in pairs
+    ]
+
+
+def prepared(pairs: Sequence[Pair], tokenizer: Tokenizer, languages: tuple[str, str]) -> list[Pair]:
+    """The pairs as the model sees them; see `translator.typed.sides`. `languages` are those of source and target."""
+    forward, backward = Sides(tokenizer, *languages), Sides(tokenizer, *languages[::-1])
+    found = []
+    for pair in pairs:
+        source, target = (backward if pair.turned else forward).pair(pair.source, pair.target)
+        found.append(dataclasses.replace(pair, source=source, target=target))
+    return found
+
+
 def encode_pairs(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, alpha: float = 0.0, seed: int = 0, max_tokens: int | None = None
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    alpha: float = 0.0,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    drop_final_mark: float = 0.0,
 ) -> Encoded:
     """Pairs as ids. With `alpha` above 0 the source is segmented at random, anew for each `seed`; the target never is,
-    so that scores keep their meaning. A random segmentation over `max_tokens` is replaced by the usual one."""
-    usual = [tokenizer.encode(pair.source) for pair in pairs]
-    sources = tokenizer.sample([pair.source for pair in pairs], alpha, seed) if alpha else usual
+    so that scores keep their meaning. A random segmentation over `max_tokens` is replaced by the usual one. A share
+    `drop_final_mark` of the sources loses its full stop or question mark, while the target keeps its own: a mark that
+    somebody didn't type then changes nothing."""
+    texts = [pair.source for pair in pairs]
+    if drop_final_mark:
+        draw = random.Random(seed).random
+        texts = [_without_final_mark(text) if draw() < drop_final_mark else text for text in texts]
+    usual = [tokenizer.encode(text) for text in texts]
+    sources = tokenizer.sample(texts, alpha, seed) if alpha else usual
     if max_tokens is not None:
         sources = [drawn if len(drawn) < max_tokens else plain for drawn, plain in zip(sources, usual, strict=True)]
     eos = tokenizer.eos_id
     return Encoded([[*source, eos] for source in sources], [tokenizer.encode(pair.target) for pair in pairs])
+
+
+def _without_final_mark(text: str) -> str:
+    """`text` without the one mark at its end; as it is where that isn't the end of a sentence of several words."""
+    rest = text[:-1]
+    if not rest or text[-1] not in ".!?。！？" or not (rest[-1].isalnum() or rest[-1] in "\"')"):
+        return text
+    return rest if len(rest) > 3 else text

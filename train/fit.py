@@ -6,7 +6,7 @@ from typing import Any
 
 from train.auto import Auto
 from train.batches import plan_epoch
-from train.data import Data, encode_pairs, within
+from train.data import Data, encode_pairs, prepared, within
 from train.recipe import Recipe
 from translator.tokenizer import Tokenizer
 
@@ -65,5 +65,6 @@ def as_saved(recipe: Recipe, saved: Recipe) -> Recipe:
 
 def batches_an_epoch(recipe: Recipe, data: Data, tokenizer: Tokenizer) -> int:
     """Batches that one pass over the training text takes."""
-    pairs = within(data.train, tokenizer, recipe.training.max_tokens)
+    train = prepared(data.train, tokenizer, (recipe.source_language, recipe.target_language))
+    pairs = within(train, tokenizer, recipe.training.max_tokens)
     return max(1, len(plan_epoch(encode_pairs(pairs, tokenizer), recipe.training.batch_tokens, recipe.seed, 0)))

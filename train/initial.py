@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from train.auto import Auto
-from train.data import Data, Say
+from train.data import Data, Say, vocabulary_text
 from train.recipe import Recipe
 from translator.checkpoint import Checkpoint, CheckpointConfig, read_checkpoint
 from translator.config import ModelConfig, preset
@@ -21,9 +21,10 @@ _BYTES = 5 * 4  # a parameter in fp32, its gradient, its two moments, its averag
 
 def new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     """A tokenizer trained on the training text."""
-    sentences = [text for pair in data.train for text in (pair.source, pair.target)]
     size = recipe.tokenizer.vocab_size
-    return Tokenizer.train(sentences, None if isinstance(size, Auto) else size)
+    languages = recipe.source_language, recipe.target_language
+    sentences = vocabulary_text(data.train, languages, recipe.tokenizer.slots)
+    return Tokenizer.train(sentences, None if isinstance(size, Auto) else size, slots=recipe.tokenizer.slots)
 
 
 def new_checkpoint(recipe: Recipe, tokenizer: Tokenizer, say: Say) -> Checkpoint:
@@ -52,9 +53,14 @@ def parameters(config: ModelConfig) -> int:
 def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:
     """The checkpoint to fine-tune, with the recipe's dropout where it names one.
 
-    Raises `UserError` where the recipe asks for other languages or another shape than the checkpoint has.
+    A checkpoint of the same two languages the other way round will do: trained in both directions, it knows this one
+    too. Raises `UserError` where the recipe asks for other languages or another shape than the checkpoint has.
     """
     checkpoint = read_checkpoint(folder)
+    if _languages(recipe) == _languages(checkpoint.config)[::-1]:
+        checkpoint.config = dataclasses.replace(
+            checkpoint.config, source_language=recipe.source_language, target_language=recipe.target_language
+        )
     for key in ("source_language", "target_language"):
         wanted, given = (language(getattr(place, key)) for place in (recipe, checkpoint.config))
         if (wanted.primary, wanted.script) != (given.primary, given.script):
@@ -70,3 +76,8 @@ def initial_checkpoint(folder: Path, recipe: Recipe) -> Checkpoint:
     model = TranslationModel(config)
     model.load_state_dict(checkpoint.model.state_dict())
     return Checkpoint(model, checkpoint.tokenizer, dataclasses.replace(checkpoint.config, model=config))
+
+
+def _languages(place: Recipe | CheckpointConfig) -> list[tuple[str, str | None]]:
+    spoken = [language(code) for code in (place.source_language, place.target_language)]
+    return [(one.primary, one.script) for one in spoken]

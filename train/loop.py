@@ -11,10 +11,11 @@ from types import FrameType
 import torch
 
 from train.batches import Batch, collate, plan_epoch
-from train.data import Data, encode_pairs, fits, within
+from train.data import Data, encode_pairs, fits, prepared, within
 from train.evaluate import Validation, dev_loss, score_sets
 from train.folder import RunFolder
 from train.loss import smoothed_cross_entropy
+from train.optimizer import Optimizer
 from train.recipe import Recipe
 from train.report import Report, duration
 from train.state import Counters, Saved, load_state, write_state
@@ -39,18 +40,14 @@ class Trainer:
         self.averaged = Checkpoint(averaged, checkpoint.tokenizer, checkpoint.config)
         limit = min(self.settings.max_tokens, checkpoint.config.model.max_positions)
         self.max_tokens = limit
-        self.pairs = fits(data.train, checkpoint.tokenizer, limit, report.say)
-        dev = within(data.dev_pairs, checkpoint.tokenizer, limit)
+        languages = checkpoint.config.source_language, checkpoint.config.target_language
+        train, dev = (prepared(part, checkpoint.tokenizer, languages) for part in (data.train, data.dev_pairs))
+        self.pairs = fits(train, checkpoint.tokenizer, limit, report.say)
+        dev = within(dev, checkpoint.tokenizer, limit)
         self.dev = encode_pairs(dev, checkpoint.tokenizer) if dev and data.dev_sets else None
         if self.dev is None:
             report.say("no dev sentences: nothing is validated; name some under [split] dev")
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=self.settings.learning_rate,
-            betas=self.settings.adam_betas,
-            weight_decay=self.settings.weight_decay,
-            fused=True,
-        )
+        self.optimizer = Optimizer(self.model, self.settings)
         self.bfloat16 = uses_bfloat16(self.settings.precision, device)
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
@@ -108,7 +105,8 @@ class Trainer:
         counters, tokenizer, epoch = self.counters, self.averaged.tokenizer, self.counters.epoch
         seed = self.recipe.seed * 1_000_003 + epoch - 1
         alpha = self.recipe.tokenizer.sampling_alpha
-        encoded = encode_pairs(self.pairs, tokenizer, alpha, seed, self.max_tokens)
+        marks = self.settings.drop_final_mark
+        encoded = encode_pairs(self.pairs, tokenizer, alpha, seed, self.max_tokens, marks)
         plan = plan_epoch(encoded, self.settings.batch_tokens, self.recipe.seed, epoch - 1)
         if counters.position >= len(plan):
             raise UserError(f"{self.run.last}: counters.position = {counters.position}, but epoch {epoch} has only "
@@ -127,15 +125,13 @@ class Trainer:
         counters.step += 1
         tokens = sum(batch.tokens for batch in batches)
         rate = settings.rate(counters.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.set_rate(rate)
         self.model.train()
         loss = sum(self._backward(batch, tokens) for batch in batches)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm))
         self._check_finite(loss, "the loss")
         self._check_finite(norm, "the gradient")
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self._average()
         counters.target_tokens += tokens
         counters.logged_tokens += tokens

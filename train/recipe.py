@@ -54,9 +54,11 @@ class SplitConfig:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The joint vocabulary. `sampling_alpha` above 0 draws another segmentation of the training text each epoch."""
+    """The joint vocabulary. `sampling_alpha` above 0 draws another segmentation of the training text each epoch. With
+    `slots`, text is brought into one form and what must come through whole is cut out of it: `translator.typed`."""
 
     vocab_size: AutoSize = AUTO
+    slots: bool = False
     sampling_alpha: float = Field(default=0.0, ge=0, le=1)
 
 
@@ -108,6 +110,7 @@ class TrainingConfig:
     max_steps: AutoCount = AUTO
     batch_tokens: int = Field(default=3072, ge=16, le=10_000_000)
     accumulate: int = Field(default=1, ge=1, le=100_000)
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
     warmup_steps: AutoSteps = AUTO
     schedule: Annotated[str, AfterValidator(_one_of("schedule", SCHEDULES))] = "cosine"
@@ -115,6 +118,7 @@ class TrainingConfig:
     adam_betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     clip_norm: float = Field(default=1.0, gt=0, le=1e9)
+    drop_final_mark: float = Field(default=0.0, ge=0, le=1)
     average_decay: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     max_tokens: int = Field(default=128, ge=4, le=MOST_POSITIONS)
@@ -151,6 +155,7 @@ class Recipe:
     output: Annotated[str, AfterValidator(usable_path)]
     seed: int = Field(default=1, ge=0, lt=2**32)
     simplify_chinese: bool = True
+    both_directions: bool = False
     split: SplitConfig = dataclasses.field(default_factory=SplitConfig)
     filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)

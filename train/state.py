@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from train.auto import Auto
+from train.optimizer import Optimizer
 from train.recipe import MetricName, Recipe
 from translator.checkpoint import Checkpoint, write_checkpoint, write_tensors
 from translator.config import STRICT, from_json, to_json
@@ -75,7 +76,7 @@ class Saved:
 
 
 def write_state(
-    folder: Path, checkpoint: Checkpoint, weights: dict[str, Tensor], optimizer: torch.optim.Optimizer, saved: Saved
+    folder: Path, checkpoint: Checkpoint, weights: dict[str, Tensor], optimizer: Optimizer, saved: Saved
 ) -> None:
     """Writes a checkpoint anyone can translate with, plus the training state, into an existing folder.
 
@@ -83,8 +84,7 @@ def write_state(
     """
     write_checkpoint(folder, checkpoint)
     tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer.state().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
@@ -102,14 +102,14 @@ def read_saved(folder: Path) -> Saved:
     return from_json(Saved, folder / COUNTERS)
 
 
-def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def load_state(folder: Path, model: torch.nn.Module, optimizer: Optimizer, step: int) -> None:
     """Puts weights, optimiser and random state back as they were when `folder` was saved after `step` steps.
 
     Everything is checked before anything is loaded: a fused optimiser trusts shapes and types blindly. Raises
     `UserError` that names the file and the tensor.
     """
     path = folder / STATE
-    tensors = _read_fitting(path, _expected(model))
+    tensors = _read_fitting(path, _expected(model, optimizer))
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{path}: tensor {name!r} holds values that are not finite")
@@ -124,21 +124,14 @@ def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
     except RuntimeError as error:
         raise UserError(f"{path}: 'rng' is not a generator's state ({str(error).splitlines()[0]})") from None
     model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".")
-            moments.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    prefix = "optimizer."
+    optimizer.load({key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)})
 
 
-def _expected(model: torch.nn.Module) -> dict[str, Tensor]:
+def _expected(model: torch.nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Shapes and types, without values, of every tensor that must be there (`rng.cuda` only may)."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, parameter in enumerate(model.parameters()):
-        for name in ("exp_avg", "exp_avg_sq"):
-            tensors[f"optimizer.{index}.{name}"] = parameter
-        tensors[f"optimizer.{index}.step"] = torch.tensor(0.0, dtype=torch.float32)
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.expected().items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     tensors["rng.cuda"] = (
         torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.zeros(16, dtype=torch.uint8)

@@ -13,6 +13,7 @@ import sentencepiece
 from translator.errors import UserError
 from translator.lattice import Lattice
 from translator.textio import read_limited
+from translator.typed.protect import SLOTS
 
 log = logging.getLogger("translator")
 
@@ -56,6 +57,11 @@ class Tokenizer:
             raise UserError(f"the tokenizer has a piece that is not UTF-8 ({error.object[:40]!r})") from None
         byte = self._processor.piece_to_id("<0xE2>")
         self._has_bytes: bool = self._processor.is_byte(byte)
+        slots = self._processor.piece_to_id(list(SLOTS))
+        self._likelihoods: dict[str, float] = {}
+        spelled = {self.unk_id, *(one for one in range(self.vocab_size) if self._processor.is_byte(one))}
+        self._is_unknown = spelled.__contains__
+        self.has_slots: bool = self.unk_id not in slots
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -67,8 +73,12 @@ class Tokenizer:
             raise UserError(f"{path}: {error}") from None
 
     @classmethod
-    def train(cls, sentences: Iterable[str], vocab_size: int | None = None, threads: int = 2) -> "Tokenizer":
+    def train(
+        cls, sentences: Iterable[str], vocab_size: int | None = None, threads: int = 2, slots: bool = False
+    ) -> "Tokenizer":
         """A unigram model with byte fallback, of `vocab_size` pieces or, by default, of as many as suit the text.
+
+        With `slots`, pieces of their own stand for spans that are cut out of the text (`translator.typed.protect`).
 
         Lines that SentencePiece can't take are left out with a warning that counts them. Raises `UserError` when there
         is no text, or when it can't fill `vocab_size` or needs more; the message gives the range that it can.
@@ -83,11 +93,11 @@ class Tokenizer:
         if not any(usable):
             raise UserError("the tokenizer could not be trained: there is no text")
         if vocab_size is None:
-            return cls(_train_to_fit(usable, threads))
+            return cls(_train_to_fit(usable, threads, slots))
         try:
-            return cls(_train(usable, vocab_size, threads))
+            return cls(_train(usable, vocab_size, threads, slots))
         except RuntimeError as error:
-            raise UserError(_explain(str(error), usable, vocab_size, threads)) from None
+            raise UserError(_explain(str(error), usable, vocab_size, threads, slots)) from None
 
     @property
     def vocab_size(self) -> int:
@@ -149,6 +159,17 @@ class Tokenizer:
                 plain[-len(before) :] = after
         return plain
 
+    def knows(self, text: str) -> bool:
+        """Whether `text` has a piece for each of its characters, so that no bytes have to spell one."""
+        return not any(map(self._is_unknown, self._processor.encode(text)))
+
+    def likelihood(self, word: str) -> float:
+        """The log-probability of a word under the unigram model: that of its best segmentation."""
+        if (found := self._likelihoods.get(word)) is None:
+            found = sum(map(self._processor.get_score, self._processor.encode(word)))
+            self._likelihoods[word] = found
+        return found
+
     def decode(self, ids: list[int]) -> str:
         """Text of token ids; padding, start and end give nothing, a cut-off byte sequence gives U+FFFD."""
         return self._processor.decode(ids)
@@ -166,7 +187,7 @@ class Tokenizer:
         return ids
 
 
-def _train(lines: Sequence[str], vocab_size: int, threads: int, exactly: bool = True) -> bytes:
+def _train(lines: Sequence[str], vocab_size: int, threads: int, slots: bool = False, exactly: bool = True) -> bytes:
     """A serialised model of `vocab_size` pieces, or of at most as many; `RuntimeError` when the text doesn't fit."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -180,6 +201,7 @@ def _train(lines: Sequence[str], vocab_size: int, threads: int, exactly: bool = 
         byte_fallback=True,
         split_digits=True,
         max_sentence_length=_LONGEST_LINE,
+        user_defined_symbols=list(SLOTS) if slots else [],
         pad_id=0,
         unk_id=1,
         bos_id=2,
@@ -190,7 +212,7 @@ def _train(lines: Sequence[str], vocab_size: int, threads: int, exactly: bool = 
     return model.getvalue()
 
 
-def _train_to_fit(lines: Sequence[str], threads: int) -> bytes:
+def _train_to_fit(lines: Sequence[str], threads: int, slots: bool) -> bytes:
     """A serialised model of a size that suits the text.
 
     It grows with the root of the text: 8,000 pieces for 4 MB (60,000 short pairs), 2,000 for 250 kB, 32,000 at most;
@@ -198,12 +220,12 @@ def _train_to_fit(lines: Sequence[str], threads: int) -> bytes:
     """
     size = min(32_000, max(_SMALLEST, round(4 * math.sqrt(sum(len(line.encode()) for line in lines)))))
     try:
-        return _train(lines, size, threads, exactly=False)
+        return _train(lines, size, threads, slots, exactly=False)
     except RuntimeError as error:
         least = _least(str(error))
         if least is None:
             raise UserError(_reason(str(error))) from None
-    return _train(lines, least + least // 8, threads, exactly=False)
+    return _train(lines, least + least // 8, threads, slots, exactly=False)
 
 
 def _least(message: str) -> int | None:
@@ -216,7 +238,7 @@ def _most(message: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _explain(message: str, lines: Sequence[str], vocab_size: int, threads: int) -> str:
+def _explain(message: str, lines: Sequence[str], vocab_size: int, threads: int, slots: bool) -> str:
     """Why the text can't have just `vocab_size` pieces, with the whole range that it can have."""
     least, most = _least(message), _most(message)
     if least is None and most is None:
@@ -224,7 +246,7 @@ def _explain(message: str, lines: Sequence[str], vocab_size: int, threads: int) 
     wrong = "large" if least is None else "small"
     for size in (_SMALLEST, 1_000_000):  # too small, and too large, for nearly every text: the messages name the ends
         try:
-            _train(lines, size, threads)
+            _train(lines, size, threads, slots)
         except RuntimeError as error:
             least, most = least or _least(str(error)), most or _most(str(error))
     remedy = 'leave it out, or write "auto", for a size that fits'

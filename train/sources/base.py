@@ -23,7 +23,7 @@ FileName = Annotated[str, pydantic.AfterValidator(usable_path)]
 class Pair:
     """A sentence, its translation, and where they were read: file and line, or package and number.
 
-    `name` and `repeat` are those of the corpus.
+    `name` and `repeat` are those of the corpus; `turned` for a pair that was read the other way round.
     """
 
     source: str
@@ -31,6 +31,11 @@ class Pair:
     origin: str
     name: str = "text"
     repeat: int = 1
+    turned: bool = False
+
+    def turn(self) -> Pair:
+        """The same pair from target to source."""
+        return dataclasses.replace(self, source=self.target, target=self.source, turned=not self.turned)
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
