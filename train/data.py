@@ -28,9 +28,9 @@ from train.recipe import Recipe
 from translator.errors import UserError
 from translator.languages import language
 from translator.tokenizer import Tokenizer
-from translator.typed.plain import plain
-from translator.typed.protect import protected
+from translator.typed.plain import narrow, plain
 from translator.typed.sides import Sides
+from translator.typed.spans import protect
 from translator.typed.visible import visible
 
 
@@ -153,7 +153,7 @@ def vocabulary_text(pairs: Sequence[Pair], languages: tuple[str, str], slots: bo
         return [visible(text) for pair in pairs for text in (pair.source, pair.target)]
     sides = zip((0, 1), languages, strict=True)
     return [
-        protected(plain(visible((pair.source, pair.target)[side]), code), language(code).primary == "zh")[0]
+        plain(protect(narrow(visible((pair.source, pair.target)[side]), code))[0], code)
         for side, code in sides
         for pair in pairs
     ]

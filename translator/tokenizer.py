@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import sentencepiece
@@ -13,7 +14,7 @@ import sentencepiece
 from translator.errors import UserError
 from translator.lattice import Lattice
 from translator.textio import read_limited
-from translator.typed.protect import SLOTS
+from translator.typed.slots import SLOTS
 
 log = logging.getLogger("translator")
 
@@ -23,6 +24,8 @@ LARGEST_MODEL = 64 << 20  # bytes; a million pieces take about 20 MiB
 _SPACE, _UNKNOWN_MARK, _LONGEST_LINE = "\u2581", "\u2585", 1 << 16
 # Characters that Unicode promises never to assign: one that the text lacks stands in for a typed `_SPACE`.
 _STAND_INS = tuple(chr(plane * 0x10000 + 0xFFFE + low) for plane in range(16, 0, -1) for low in (1, 0))
+_BYTE = -20.0  # nats: SentencePiece gives bytes no score
+_MOST_WORDS = 1 << 16  # whose likelihood is remembered
 _SMALLEST = 261  # 256 bytes, 4 special tokens, 1 piece
 
 
@@ -57,11 +60,12 @@ class Tokenizer:
             raise UserError(f"the tokenizer has a piece that is not UTF-8 ({error.object[:40]!r})") from None
         byte = self._processor.piece_to_id("<0xE2>")
         self._has_bytes: bool = self._processor.is_byte(byte)
-        slots = self._processor.piece_to_id(list(SLOTS))
         self._likelihoods: dict[str, float] = {}
-        spelled = {self.unk_id, *(one for one in range(self.vocab_size) if self._processor.is_byte(one))}
-        self._is_unknown = spelled.__contains__
-        self.has_slots: bool = self.unk_id not in slots
+        # What was given to its training, and not found by it, has a score of exactly 0.
+        self.has_slots: bool = all(
+            one != self.unk_id and self._processor.get_score(one) == 0.0
+            for one in self._processor.piece_to_id(list(SLOTS))
+        )
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -78,7 +82,7 @@ class Tokenizer:
     ) -> "Tokenizer":
         """A unigram model with byte fallback, of `vocab_size` pieces or, by default, of as many as suit the text.
 
-        With `slots`, pieces of their own stand for spans that are cut out of the text (`translator.typed.protect`).
+        With `slots`, pieces of their own stand for spans that are cut out of the text (`translator.typed.spans`).
 
         Lines that SentencePiece can't take are left out with a warning that counts them. Raises `UserError` when there
         is no text, or when it can't fill `vocab_size` or needs more; the message gives the range that it can.
@@ -159,15 +163,20 @@ class Tokenizer:
                 plain[-len(before) :] = after
         return plain
 
-    def knows(self, text: str) -> bool:
-        """Whether `text` has a piece for each of its characters, so that no bytes have to spell one."""
-        return not any(map(self._is_unknown, self._processor.encode(text)))
+    @cached_property
+    def characters(self) -> frozenset[str]:
+        """All characters that take no bytes, the space among them."""
+        kinds = self._processor.is_control, self._processor.is_unknown, self._processor.is_byte
+        ids = [one for one in range(self.vocab_size) if not any(is_kind(one) for is_kind in kinds)]
+        return frozenset(" ".join(self._processor.id_to_piece(ids)).replace(_SPACE, " "))
 
     def likelihood(self, word: str) -> float:
         """The log-probability of a word under the unigram model: that of its best segmentation."""
         if (found := self._likelihoods.get(word)) is None:
-            found = sum(map(self._processor.get_score, self._processor.encode(word)))
-            self._likelihoods[word] = found
+            score, is_byte = self._processor.get_score, self._processor.is_byte
+            found = sum(_BYTE if is_byte(one) else score(one) for one in self._processor.encode(word))
+            if len(self._likelihoods) < _MOST_WORDS:
+                self._likelihoods[word] = found
         return found
 
     def decode(self, ids: list[int]) -> str:

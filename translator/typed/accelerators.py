@@ -1,46 +1,53 @@
-"""The letter of a menu item that the keyboard reaches it by: `_Open`, `&File`, `打开(_O)`."""
+"""The letters of menus that a key is named after: `_Open`, `&File`, `打开(_O)`."""
+
+from dataclasses import dataclass
 
 import regex  # type: ignore[import-untyped]
 
-from translator.languages import language
+from translator.languages import language as language_of
 
-_LONGEST = 60  # characters; a running text's underscore is no accelerator
-_APPENDED = regex.compile(r"\s?[(（]([_&~])([A-Za-z0-9])[)）]")
-_INLINE = regex.compile(
-    r"(?<![\w&~\\/.@<])([_~])(?=[A-Za-z])|(?<=[A-Za-z])(_)(?=[A-Za-z])"
-    r"|(?<![\w&])(&)(?=[A-Za-z]\w*(?![\w;]))|(?<=[A-Za-z])(&)(?=[a-z])"
+_LONGEST = 80  # characters of a text as interfaces have them
+# At a word's beginning, or inside one that begins with a capital: `E_xit`, `Fo&rmat`, but not `a_b`, `R&D`.
+_MARKED = regex.compile(
+    r"(?:(?<![^\s(\"'])(?P<mark>[_&~])(?=\p{L})|(?<=(?<!\p{L})\p{Lu}\p{Ll}*)(?P<mark>[_&])(?=\p{Ll}))"
 )
-_TAIL = regex.compile(r"\s*(?:\.\.\.|…|[:：])?\s*$")
+_ENTITY_OR_PATH = regex.compile(r"&\w+;|~\w*/")
+_BESIDE = regex.compile(r"\s*[(（](?P<mark>[_&~])(?P<key>[A-Za-z0-9])[)）]")
+_TAIL = regex.compile(r"\s*(?:\.\.\.|…+|[:：])*\s*$")
+_TRAILING = {"zh", "ja", "ko"}
+"""Languages whose menus write the key behind the text, in parentheses."""
 
 
-def taken(text: str) -> tuple[str, tuple[str, str] | None]:
-    """`text` without its accelerator, and the accelerator: its mark and its letter, in upper case; None without one."""
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """`mark` as it was typed, and the letter that it marks."""
+
+    mark: str
+    key: str
+
+
+def strip_accelerator(text: str) -> tuple[str, Accelerator | None]:
+    """`text` without the mark of its one accelerator, and that; None where there is none."""
     if len(text) > _LONGEST or not ("_" in text or "&" in text or "~" in text):
         return text, None
-    found = _APPENDED.findall(text)
-    if len(found) == 1:
-        return _APPENDED.sub("", text), (found[0][0], found[0][1].upper())
-    places = list(_INLINE.finditer(text))
-    if len(places) != 1 or (places[0].group() == "_" and text.count("_") > 1):
+    if found := _BESIDE.search(text):
+        return text[: found.start()] + text[found.end() :], Accelerator(found["mark"], found["key"].upper())
+    found = _MARKED.search(text)
+    if not found or text.count(found["mark"]) > 1 or _ENTITY_OR_PATH.match(text, found.start()):
         return text, None
-    start, end = places[0].span()
-    if "_" in text and regex.fullmatch(r"\S*\w_\w\S*", text) and start and text.islower():
-        return text, None  # a name such as max_length
-    return text[:start] + text[end:], (places[0].group(), text[end].upper())
+    return text[: found.start()] + text[found.end() :], Accelerator(found["mark"], text[found.end()].upper())
 
 
-def given_back(text: str, accelerator: tuple[str, str] | None, code: str) -> str:
-    """`text`, of the language `code`, with the accelerator where that language's programs put it."""
+def put_accelerator(text: str, accelerator: Accelerator | None, language: str) -> str:
+    """`text` of `language` with the accelerator where that language has it; empty text stays empty."""
     if accelerator is None or not text:
         return text
-    mark, letter = accelerator
-    if language(code).primary in ("zh", "ja", "ko"):
+    mark, key = accelerator.mark, accelerator.key
+    if language_of(language).primary in _TRAILING:
         end = _TAIL.search(text).start()
-        return f"{text[:end]}({mark}{letter}){text[end:]}"
-    starts = [found.start() for found in regex.finditer(r"(?<!\w)\w", text)]
-    at = next((start for start in starts if text[start].upper() == letter), -1)
-    if at < 0:
-        at = text.upper().find(letter)
-    if at < 0:
-        at = starts[0] if starts else 0
-    return text[:at] + mark + text[at:]
+        return f"{text[:end]}({mark}{key}){text[end:]}"
+    letters = [place for place, char in enumerate(text) if char.isalpha()]
+    if not letters:
+        return text
+    place = next((one for one in letters if text[one].upper() == key), letters[0])
+    return text[:place] + mark + text[place:]

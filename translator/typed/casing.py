@@ -1,58 +1,59 @@
-"""Lines whose case says nothing, in capitals or without any, in the case that a model knows."""
+"""Sentence case for lines whose case says nothing: ALL CAPS, no capitals at all, A Capital On Every Word."""
 
 from collections.abc import Callable
 
 import regex  # type: ignore[import-untyped]
 
-_WORD = regex.compile(r"[\p{L}\p{M}]+(?:['’][\p{L}\p{M}]+)*")
-_SMALL_WORDS = 3
-"""Letters up to which a word is a small one ("of", "the"), which title case or not is told by."""
-
 Score = Callable[[str], float]
-"""How likely a word is, as a log-probability; a tokenizer's `likelihood`."""
+"""How likely a word is as it is written: a log-probability."""
 
-_MARGIN = 1.0  # by how much a capitalised form has to beat the lower one: sentence starts count for it as well
+_WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:'\p{L}+)*")
+_BEGINS = regex.compile(r"(?:^|[.!?…]['\")]*\s)[^\p{L}\p{Co}\d]*$")
+CLEARLY = 1.0
+"""Nats by which another form must beat the lower-case one."""
+_FAR = 1.5
+_ONE_PIECE = -14.0
+"""Nats: what is less likely is spelled in several pieces, and so no common word."""
 
 
-def restored(text: str, score: Score) -> str:
-    """`text` in sentence case where its own case carries no information, else as it is.
+def sentence_case(text: str, score: Score) -> str:
+    """`text` as a sentence would be written, where its case carries no information; any other text as it is.
 
-    That is: all of two words or more in capitals, or every word of three or more begun with one, or no capital at all.
-    Each word then gets the case that `score` finds likeliest, and the first one a capital.
+    Of a word's three forms (lower, Capitalised, UPPER) the likeliest by `score` is taken, the lower one unless another
+    is clearly likelier. A sentence's first word is capitalised. One upper-case word alone stays unless another form is
+    clearly likelier.
     """
-    words = _WORD.findall(text)
-    cased = [word for word in words if word.lower() != word.upper()]
-    if not cased or not _is_uninformative(text, cased):
+    words = [found for found in _WORD.finditer(text) if found[0].upper() != found[0].lower()]
+    if not words or not _says_nothing([found[0] for found in words], score):
         return text
-    first = True
-
-    def recased(found: regex.Match[str]) -> str:
-        nonlocal first
-        word = found.group()
-        if word.lower() == word.upper():
-            return word
-        word, first = _recased(word, first, score), False
-        return word
-
-    return _WORD.sub(recased, text)
+    parts, end = [], 0
+    for found in words:
+        parts += [text[end : found.start()], _written(found[0], score)]
+        end = found.end()
+        if _BEGINS.search(text, 0, found.start()) and not parts[-1][0].isupper():
+            parts[-1] = parts[-1][0].upper() + parts[-1][1:]
+    return "".join((*parts, text[end:]))
 
 
-def _is_uninformative(text: str, cased: list[str]) -> bool:
-    if all(word.islower() for word in cased):
+def _says_nothing(words: list[str], score: Score) -> bool:
+    if all(word.islower() for word in words):
         return True
-    if all(word.isupper() for word in cased):
-        return len(cased) >= 2 and any(len(word) > 1 for word in cased)
-    begun = all(word[0].isupper() and not word[1:].isupper() for word in cased if len(word) > 1)
-    # Names alone ("New York City Hall") have every capital too: small words tell a title from them.
-    return begun and len(cased) >= 3 and any(len(word) <= _SMALL_WORDS and word != "I" for word in cased[1:])
+    if all(word.isupper() for word in words):
+        long = [word for word in words if len(word) > 1]
+        if len(words) > 1:
+            return bool(long)
+        # Alone: an acronym, or a shout, which is a common word.
+        other = max(score(words[0].lower()), score(words[0].capitalize()))
+        return bool(long) and other > max(_ONE_PIECE, score(words[0]) + _FAR)
+    # A title in which nothing that is always small is small.
+    return (
+        len(words) >= 3
+        and all(word[0].isupper() and (word[1:].islower() or len(word) == 1) for word in words)
+        and any(score(word.lower()) > score(word) + _FAR for word in words[1:])
+    )
 
 
-def _recased(word: str, first: bool, score: Score) -> str:
+def _written(word: str, score: Score) -> str:
     lower = word.lower()
-    forms = [lower, _capitalised(lower)] + [word.upper()] * (len(word) <= 4)
-    best = max(forms, key=lambda form: score(form) - (_MARGIN if form != lower else 0.0))
-    return _capitalised(best) if first else best
-
-
-def _capitalised(word: str) -> str:
-    return word[:1].upper() + word[1:]
+    best = max((word.capitalize(), word.upper()), key=score)
+    return best if score(best) > score(lower) + CLEARLY else lower

@@ -1,45 +1,55 @@
-"""One form for what people type in several: quotes, dashes, widths, spaces, marks."""
+"""One way of writing for what is typed in many: width, quotes, dashes, dots, spaces. Only sources are changed."""
 
 import regex  # type: ignore[import-untyped]
 
-from translator.languages import language
+from translator.languages import language as language_of
 
-_QUOTES = str.maketrans(
-    {
-        **dict.fromkeys("“”„‟«»〝〞＂″", '"'),
-        **dict.fromkeys("‘’‚‛`´′＇", "'"),
-        **dict.fromkeys("‐‑‒–—―−", "-"),
-        "…": "...",
-        "⋯": "...",
-    }
+_WIDE = {0xFF01 + place: chr(0x21 + place) for place in range(94)}
+_WIDE_WORDS = {wide: narrow for wide, narrow in _WIDE.items() if narrow.isalnum()}
+_WIDE_IN_NUMBERS = regex.compile(r"(?<=\d)[．，：／－](?=\d)|(?<=\d)％|[＄￥＋－](?=\d)")
+_YEN = {"￥": "¥"}
+
+_QUOTES = str.maketrans(dict.fromkeys("“”„‟″«»〝〞〟", '"') | dict.fromkeys("‘’‚‛′‹›´`", "'"))
+_CORNERS = str.maketrans(dict.fromkeys("「」", '"') | dict.fromkeys("『』", "'"))
+_IDEOGRAPHIC = str.maketrans({"。": ".", "、": ",", "「": '"', "」": '"', "『": '"', "』": '"', "【": "[", "】": "]"})
+
+_DOTS = regex.compile(r"(?:…|⋯|\.(?: ?\.){2,}|。{2,})+")
+_DASH = regex.compile(r"\s*(?:[—―]+|(?<![\w-])-{2,3}(?!-)|(?<!-)-{2,3}(?![\w-])|(?<=\p{L})--(?=\p{L}))\s*|\s+–\s+")
+_BEFORE_A_MARK = regex.compile(r"(?<=[\p{L}\p{N}\p{Co}\"')\]])\s+(?=[.,!?;:]+(?:[\s\"']|$))")
+_AT_A_WIDE_MARK = regex.compile(r"\s+(?=[。，！？；：、])|(?<=[。，！？；：、])\s+")
+_HALF_AFTER_HAN = regex.compile(
+    r"(?<=[\p{Han}\p{Co}\"')）】》])\s*([?!,;:])(?!//)\s*|(?<=[\p{Han}\"')）】》])\s*\.(?=\s*[\"']?$)"
 )
-_FULL_WIDTH = {0xFF01 + place: 0x21 + place for place in range(0x5E)}
-_WIDE_LETTERS = {wide: plain for wide, plain in _FULL_WIDTH.items() if chr(plain).isalnum() or chr(plain) in "%$+@#&/"}
-_WIDE_MARKS = {**_FULL_WIDTH, ord("。"): ord("."), ord("、"): ord(","), 0x3000: ord(" ")}
-_DASHES = regex.compile(r" ?-{2,3} ?")
-_SPACE_BEFORE_MARK = regex.compile(r"(?<=[\w\"')\]])\s+(?=[.!?,;:。！？，；：]+(?:[\"')\]]*(?:\s|$)))")
-_AFTER_HAN = regex.compile(r"(?<=[\p{Han}”」』）)\"])[?!,;:](?!\d)|(?<=\p{Han})\.(?=$|[\"' ])")
-_TO_WIDE = {"?": "？", "!": "！", ",": "，", ";": "；", ":": "：", ".": "。"}
-_HAN_SPACES = regex.compile(r"(?<=[\p{Han}，。！？；：]) +(?=\p{Han})|(?<=\p{Han}) +(?=[，。！？；：])")
-_SPACED_MARKS = "fr"  # where a space before ! ? ; : is right
+_FULL = {"?": "？", "!": "！", ",": "，", ";": "；", ":": "：", "": "。"}
+_SPACED_MARKS = {"fr", "br"}
+"""Languages with a space before `?`, `!`, `;` and `:`."""
+_CHANGES = regex.compile(r"[^ !-,./0-;=-~]|-{2}|\.{2}|\. \.| [.,!?;:]|[`]")
 
 
-def plain(text: str, code: str) -> str:
-    """`text`, of the language `code`, in the form that a model is trained on: the source side, never the target.
+def narrow(text: str, language: str) -> str:
+    """`text`, of which every character is still one, with full-width letters, digits and what joins digits in ASCII.
 
-    Quotes become straight, dashes hyphens, dots three dots, full-width letters and digits plain ones; no space before
-    a final mark. Chinese keeps its full-width marks, and gets them where others were typed; elsewhere marks are plain.
+    Other full-width punctuation stays in languages without spaces, whose own it is.
     """
-    spoken = language(code)
-    text = text.translate(_QUOTES)
-    if spoken.primary in ("zh", "ja"):
-        text = text.translate(_WIDE_LETTERS)
-        text = _AFTER_HAN.sub(lambda found: _TO_WIDE[found.group()], text)
-        text = _HAN_SPACES.sub("", text)
-    elif not text.isascii():
-        text = text.translate(_WIDE_MARKS)
-    if "--" in text:
-        text = _DASHES.sub(" - ", text)
-    if spoken.primary != _SPACED_MARKS:
-        text = _SPACE_BEFORE_MARK.sub("", text)
-    return " ".join(text.split())
+    if text.isascii():
+        return text
+    if language_of(language).spaced:
+        return text.translate(_WIDE).replace("￥", "¥")
+    text = text.translate(_WIDE_WORDS)
+    return _WIDE_IN_NUMBERS.sub(lambda found: _YEN.get(found[0]) or found[0].translate(_WIDE), text)
+
+
+def plain(text: str, language: str) -> str:
+    """A source text, its width settled by `narrow`, with one form for quotes, dots, dashes and spaces at marks."""
+    if not _CHANGES.search(text):
+        return text
+    found = language_of(language)
+    text = " ".join(text.translate(_QUOTES).split())
+    text = _DASH.sub(" - ", _DOTS.sub("...", text)).strip().replace("–", "-")
+    if "Han" in found.scripts:
+        text = _HALF_AFTER_HAN.sub(lambda mark: _FULL[mark[1] or ""], text.translate(_CORNERS))
+        return _AT_A_WIDE_MARK.sub("", text)
+    if not found.spaced:
+        return text
+    text = text.translate(_IDEOGRAPHIC)
+    return text if found.primary in _SPACED_MARKS else _BEFORE_A_MARK.sub("", text)

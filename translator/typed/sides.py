@@ -2,107 +2,98 @@
 
 import random
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from translator.languages import language
 from translator.tokenizer import Tokenizer
-from translator.typed.accelerators import given_back, taken
-from translator.typed.casing import restored as recased
-from translator.typed.plain import plain
-from translator.typed.protect import SLOTS, holds_all, protected, restored
+from translator.typed.accelerators import Accelerator, put_accelerator, strip_accelerator
+from translator.typed.casing import sentence_case
+from translator.typed.plain import narrow, plain
+from translator.typed.slots import NUMBERS, OTHERS, SLOTS
+from translator.typed.spans import Span, assign, find, mask, restore
 from translator.typed.visible import visible
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A sentence as a model takes it, and what its translation is to get back."""
+    """A sentence as a model takes it, and what its translation is to get back.
+
+    `spans` has the text that each placeholder in `text` stands for.
+    """
 
     text: str
-    spans: tuple[str, ...] = ()
-    accelerator: tuple[str, str] | None = None
+    spans: Mapping[str, str] = field(default_factory=dict)
+    accelerator: Accelerator | None = None
 
 
 class Sides:
     """What one checkpoint's text goes through: nothing but `visible` where its vocabulary has no slots."""
 
     def __init__(self, tokenizer: Tokenizer, source_language: str, target_language: str) -> None:
-        self.tokenizer = tokenizer
         self.source_language, self.target_language = source_language, target_language
         self.slots = tokenizer.has_slots
-        self.chinese = language(source_language).primary == "zh"
-        self.cased = not self.chinese
+        self._known, self._score = tokenizer.characters, tokenizer.likelihood
 
     def source(self, text: str) -> Source:
         """A sentence that somebody typed."""
         text = visible(text)
         if not self.slots:
             return Source(text)
-        text, accelerator = taken(plain(text, self.source_language))
-        masked, spans = protected(text, self.chinese, self.tokenizer.knows)
-        return Source(self._recased(masked), tuple(spans), accelerator)
+        text, accelerator = strip_accelerator(narrow(text, self.source_language))
+        spans = find(text, self._known)
+        slots = assign(spans)
+        return Source(self._plain(mask(text, spans, slots)), {slot: own for own, slot in slots.items()}, accelerator)
 
     def target(self, text: str, source: Source) -> str:
-        """A translation of `source` with everything back in its place; a span it lost stands at its end."""
+        """A translation of `source` as it is to be read; a span that it lost stands at its end."""
         if not self.slots:
             return text
-        text = restored(text, source.spans)
-        return given_back(text, source.accelerator, self.target_language)
+        lost = [slot for slot in source.spans if slot not in text]
+        text = put_accelerator(text, source.accelerator, self.target_language)
+        return restore(" ".join([text, *lost]), source.spans).strip()
 
     def is_whole(self, text: str, source: Source) -> bool:
-        """Whether a translation, as the model wrote it, has every span of `source` once."""
-        return not self.slots or holds_all(text, source.spans)
+        """Whether a translation, as the model wrote it, has every span as often as `source`, and no other."""
+        return not self.slots or all(text.count(slot) == source.text.count(slot) for slot in SLOTS)
 
     def forced(self, text: str, source: Source) -> str:
-        """A given target, or the beginning of one, as the model would write it."""
+        """A given target of `source`, or the beginning of one, as the model would write it."""
         text = visible(text)
-        for slot, span in zip(SLOTS, source.spans, strict=False):
-            text = text.replace(span, slot, 1)
-        return text
+        if not self.slots:
+            return text
+        slots = {own: slot for slot, own in source.spans.items()}
+        return mask(text, find(narrow(text, "en"), self._known), slots)
 
     def pair(self, source: str, target: str) -> tuple[str, str]:
-        """A pair of the training text. Spans that both sides hold share a slot; what has no partner stays as it is.
+        """A pair of the training text. Spans that both sides have equally often get placeholders, the others stay.
 
-        Which slot is drawn by the text, so that a model gets to know all of them.
+        Which ones is drawn by the text, so that a model gets to know them all.
         """
         source, target = visible(source), visible(target)
         if not self.slots:
             return source, target
-        source, accelerator = taken(plain(source, self.source_language))
-        if accelerator is not None:
-            target, _ = taken(target)
-        source = self._recased(source)
-        masked, spans = protected(source, self.chinese, self.tokenizer.knows)
-        if not spans:
-            return source, target
-        order = list(SLOTS)
-        random.Random(zlib.crc32(source.encode())).shuffle(order)
-        shared: dict[str, str] = {}
-        for slot, span in zip(order, spans, strict=False):
-            place = _find(target, span)
-            if place >= 0:
-                target = target[:place] + slot + target[place + len(span) :]
-                shared[SLOTS[len(shared)]] = slot
-            else:
-                shared[SLOTS[len(shared)]] = span
-        return "".join(shared.get(character, character) for character in masked), target
+        source, accelerator = strip_accelerator(narrow(source, self.source_language))
+        if accelerator:
+            target, _ = strip_accelerator(target)
+        mine = find(source, self._known)
+        # Every character is still one, so that what was found in the narrow text can be cut out of the other.
+        theirs = find(narrow(target, "en"), self._known)
+        slots = _shared(mine, theirs, source)
+        return self._plain(mask(source, mine, slots)), mask(target, theirs, slots)
 
-    def _recased(self, text: str) -> str:
-        return recased(text, self.tokenizer.likelihood) if self.cased else text
+    def _plain(self, text: str) -> str:
+        return sentence_case(plain(text, self.source_language), self._score)
 
 
-def _find(target: str, span: str) -> int:
-    """Where `span` stands in `target` on its own, not within a longer number or word; -1 where it doesn't."""
-    start = target.find(span)
-    while start >= 0:
-        end = start + len(span)
-        before, after = target[start - 1 : start], target[end : end + 1]
-        if not (_joins(before, span[0]) or _joins(after, span[-1])):
-            return start
-        start = target.find(span, start + 1)
-    return -1
-
-
-def _joins(neighbour: str, edge: str) -> bool:
-    if edge.isdigit():
-        return neighbour.isdigit()
-    return neighbour.isascii() and neighbour.isalnum() and edge.isalnum()
+def _shared(mine: list[Span], theirs: list[Span], text: str) -> dict[str, str]:
+    """Placeholders, drawn at random, for the texts that both sides have equally often."""
+    if not mine or not theirs:
+        return {}
+    counts: dict[str, int] = {}
+    for spans, sign in ((mine, 1), (theirs, -1)):
+        for span in spans:
+            counts[span.text] = counts.get(span.text, 0) + sign
+    both = {span.text for span in theirs}
+    draw = random.Random(zlib.crc32(text.encode()))
+    numbers, others = draw.sample(NUMBERS, len(NUMBERS)), draw.sample(OTHERS, len(OTHERS))
+    return assign([span for span in mine if span.text in both and not counts[span.text]], numbers, others)

@@ -1,39 +1,30 @@
-"""Characters that nobody sees, taken out of text before it becomes tokens."""
+"""What of a text can be seen: the one place where characters that nobody sees are taken away."""
 
 import regex  # type: ignore[import-untyped]
 
-# Unicode's default-ignorable characters (joiners, direction marks, variation selectors, soft hyphen, byte order mark,
-# tags), and control characters that aren't white space.
-_UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\p{Cc}&&[^\t-\r\x1c-\x1f\x85 ]]", regex.VERSION1)
+_TAGS = r"[\U000E0020-\U000E007E]+\U000E007F"
+_ONE = rf"[[\p{{Emoji}}--[0-9#*]]||\p{{Extended_Pictographic}}](?:\p{{EMod}}|[\uFE0E\uFE0F]\u20E3?|{_TAGS})?"
+EMOJI = rf"(?:\p{{RI}}\p{{RI}}|[0-9#*]\uFE0F?\u20E3|{_ONE}(?:\u200D{_ONE})*)"
+"""A whole emoji sequence as Unicode's TR 51 has it: flags, keycaps, skin tones, tags, joined ones."""
 
-# Emoji sequences keep theirs (UTS 51): selectors, joiners between pictures, keycaps, the tags of flags.
-_EMOJI = regex.compile(
-    r"(?:\p{Extended_Pictographic}|\p{Regional_Indicator}|[0-9#*](?=\ufe0f?\u20e3))"
-    r"(?:\ufe0f|\u20e3|\p{Emoji_Modifier}|[\U000e0020-\U000e007f]|\u200d(?=\p{Extended_Pictographic})"
-    r"|(?<=\u200d\ufe0f?)\p{Extended_Pictographic}|(?<=\u200d)\p{Extended_Pictographic})*"
-)
-# Scripts in which a joiner, or its absence, changes how letters are drawn, and what they mean.
-_JOINED = (
-    r"[\p{scx=Arab}\p{scx=Syrc}\p{scx=Mong}\p{scx=Nkoo}\p{scx=Deva}\p{scx=Beng}\p{scx=Guru}\p{scx=Gujr}\p{scx=Orya}"
-    r"\p{scx=Taml}\p{scx=Telu}\p{scx=Knda}\p{scx=Mlym}\p{scx=Sinh}\p{scx=Khmr}\p{scx=Mymr}\p{scx=Tibt}\p{scx=Thai}]"
-)
-_JOINER = regex.compile(rf"(?<={_JOINED}\p{{M}}*)[\u200c\u200d](?={_JOINED})")
+# A joiner counts between letters of a cursive script (Persian), and beside a virama (Hindi, Bengali, Sinhala).
+_CURSIVE = r"[\p{jt=D}\p{jt=L}\p{jt=R}]"
+_JOINER = rf"(?<={_CURSIVE}\p{{Mn}}*)[\u200C\u200D](?=\p{{Mn}}*{_CURSIVE})"
+_JOINER += r"|(?<=\p{ccc=9})[\u200C\u200D]|[\u200C\u200D](?=\p{ccc=9})"
+_MONGOLIAN = r"(?<=\p{Mongolian})[\u180B-\u180F]"
+_HIDDEN = r"[[\p{Cc}\p{Default_Ignorable_Code_Point}\uFFF9-\uFFFB]--[\s\x1C-\x1F\x85]]"
+
+_UNSEEN = regex.compile(_HIDDEN, regex.V1)
+_KEPT_OR_UNSEEN = regex.compile(rf"({EMOJI}|{_JOINER}|{_MONGOLIAN})|{_HIDDEN}", regex.V1)
 
 
 def visible(text: str) -> str:
-    """`text` without the characters nobody sees: both sides of a pair in training, and every source in translation.
+    """`text` without characters that nobody sees: soft hyphens, zero-width and direction marks, stray selectors.
 
-    What emoji are made of stays, and joiners between letters of scripts that need them. White space stays.
+    They stay inside emoji sequences and where a script needs its joiners. White space stays as it is.
     """
-    if text.isascii() and text.isprintable():
+    if text.isprintable() and text.isascii():
         return text
     if not _UNSEEN.search(text):
         return text
-    kept = sorted(
-        [found.span() for found in _EMOJI.finditer(text)] + [found.span() for found in _JOINER.finditer(text)]
-    )
-    parts, end = [], 0
-    for start, stop in kept:
-        parts += [_UNSEEN.sub("", text[end:start]), text[start:stop]]
-        end = stop
-    return "".join([*parts, _UNSEEN.sub("", text[end:])])
+    return _KEPT_OR_UNSEEN.sub(lambda found: found[1] or "", text)

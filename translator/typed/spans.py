@@ -1,0 +1,139 @@
+"""What has to come through a translation as it is: found, replaced by placeholders, and put back."""
+
+import mimetypes
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import regex  # type: ignore[import-untyped]
+
+from translator.typed.slots import NUMBERS, OTHERS, SLOTS
+from translator.typed.visible import EMOJI
+
+_NOT_INSIDE = r"(?<![A-Za-z0-9_])"
+_SUFFIXES = "|".join(
+    sorted(
+        {suffix[1:] for suffix in mimetypes.types_map if regex.fullmatch(r"\.[a-z][a-z0-9]{1,4}", suffix)}
+        | {"7z", "bz2", "cfg", "conf", "deb", "docx", "exe", "gz", "ini", "iso", "jpg", "log", "md", "odt", "php"}
+        | {"pptx", "rar", "rpm", "sql", "toml", "ts", "xlsx", "xz", "yaml", "yml", "zip"},
+        key=len,
+        reverse=True,
+    )
+)
+_HOSTS = "com|org|net|edu|gov|io|info|dev|app|co|uk|de|fr|eu|cn|jp|kr|us|ca|au|example|test|local"
+_URL = (
+    r"(?:https?|ftp|file|ssh|git)://[!-~]*[\w/]|mailto:[\w.+-]+@[\w.-]+\w|www\.[\w-]+(?:\.[\w-]+)+(?:[/?#][!-~]*[\w/])?"
+)
+_EMAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}|[\w.+-]+@localhost"
+_HOST = rf"(?:[a-z0-9][a-z0-9-]*\.)+(?:{_HOSTS})(?::\d+)?(?:/(?:[!-~]*[\w/])?)?(?![\w.]*\w)"
+_FILE = rf"(?:[\w.+-]+/)*[\w.-]*\w\.(?:{_SUFFIXES}|{_SUFFIXES.upper()})(?![\w])|\*\.\w+|\.[a-z]\w*rc\b"
+_PATH = r"[A-Za-z]:\\[\w\\.~-]*|(?<![\w/.<~)])(?:~|\.{1,2})?/[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
+_FORMAT = (
+    r"%\(\w+\)[#0+-]*\d*(?:\.\d+)?[a-zA-Z]|%\{\w+\}|%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
+    r"(?:hh|h|ll|l|L|z|j|t)?[diouxXeEfFgGcsSpn](?![a-zA-Z])|%%|%[A-Za-z_]\w*%|%[1-9]\d?(?!\d)"
+)
+_BRACED = r"\$?\{\{[^{}\n]{0,60}\}\}|[$#]?\{[\w.:!$\[\]-]{0,60}\}|\$\([\w.]+\)|\$[A-Za-z_]\w*"
+_TAG = r"</?[A-Za-z][^<>\n]{0,200}>|<!--.*?-->|&(?:[A-Za-z]{2,8}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});"
+_CODE = r"`[^`\n]+`|\\[ntr0\"'\\]|\w+(?:\.\w+)*\(\)"
+_NAME = (
+    rf"{_NOT_INSIDE}--[a-z][\w-]+|{_NOT_INSIDE}[A-Za-z]\w*_\w*[A-Za-z0-9]"
+    r"|(?<![\w.])@[A-Za-z0-9_]\w*|(?<![\w&])#\w*[^\W\d]\w*"
+)
+_SMILE = r"(?<!\S)[:;=]-?[()DPp](?!\S)"
+_CODED = r"[A-Za-z]+-?\d[\d.]*(?:-?[A-Za-z0-9]+)*|\d+(?:\.\d+)*-?(?!(?:AM|PM|ST|ND|RD|TH|KM|KG|CM|MM|S)\b)[A-Z]{1,4}\d*"
+_SIGN = r"(?:US|HK|NT|A|C)?[$€£¥₹₩₽]"
+_NUMBER = rf"(?:{_SIGN}\s?[+-]?|(?<![\w)])[+-])?\d+(?:[.,:/-]\d+)*(?:\s?[%‰€£°]C?(?![A-Za-z\d({{])|℃)?"
+# A month is a number with a name, and 3万 is 30,000: their values count.
+_COUNTED = r"(?!\d|[.,:/-]\d|\s?[月万亿千百])"
+
+_OTHERS = "|".join([_URL, _EMAIL, _TAG, _CODE, _FORMAT, _BRACED, _NAME, _PATH, _FILE, rf"{_NOT_INSIDE}{_HOST}", _SMILE])
+_PATTERN = regex.compile(
+    rf"(?P<other>(?:{EMOJI})+|{_OTHERS}|[\uE000-\uE00F]|{_NOT_INSIDE}(?:{_CODED})(?![A-Za-z0-9]))"
+    rf"|(?P<number>(?<![0-9]){_NUMBER}{_COUNTED})",
+    regex.V1,
+)
+_MAY_HOLD = regex.compile(
+    r"[\d@#%$<{`\\/&_~\uE000-\uE00F]|\.\w|--|[:;=]-?[()DPp]|www|\(\)|\*\.|[[\p{Emoji}--[0-9#*]]]", regex.V1
+)
+_WORD = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]+(?:['-][\p{L}\p{M}\p{N}]+)*|[^\s\p{L}\p{M}\p{N}]", regex.V1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`text[start:end]`, which is to come through; `number` says that it is one."""
+
+    start: int
+    end: int
+    text: str
+    number: bool
+
+
+def find(text: str, known: Container[str] | None = None) -> list[Span]:
+    """The spans of `text`, in order: numbers, addresses, names of files, tags, placeholders, code, emoji.
+
+    With `known` also words that hold a character outside it: in pieces of bytes it would cut what comes after it.
+    """
+    spans = []
+    if _MAY_HOLD.search(text):
+        for found in _PATTERN.finditer(text):
+            start, end = found.span()
+            spans.append(Span(start, end, found[0], found.lastgroup == "number"))
+    if known is not None:
+        spans = _with_unknown(text, spans, known)
+    return spans
+
+
+def _with_unknown(text: str, spans: list[Span], known: Container[str]) -> list[Span]:
+    if all(char in known for char in text):
+        return spans
+    taken = [False] * len(text)
+    for span in spans:
+        taken[span.start : span.end] = [True] * (span.end - span.start)
+    words: list[tuple[int, int]] = []
+    for found in _WORD.finditer(text):
+        start, end = found.span()
+        if any(taken[start:end]) or all(char in known or char in SLOTS for char in found[0]):
+            continue
+        # Foreign words in a row are one: there are only so many placeholders.
+        if words and not any(taken[words[-1][1] : start]) and not text[words[-1][1] : start].strip():
+            words[-1] = words[-1][0], end
+        else:
+            words.append((start, end))
+    return sorted([*spans, *(Span(a, b, text[a:b], False) for a, b in words)], key=lambda span: span.start)
+
+
+def assign(spans: Sequence[Span], numbers: Sequence[str] = NUMBERS, others: Sequence[str] = OTHERS) -> dict[str, str]:
+    """A placeholder for each text of `spans`, in order; equal ones share it, and those that come too late have none."""
+    slots: dict[str, str] = {}
+    free = {True: iter(numbers), False: iter(others)}
+    for span in spans:
+        if span.text not in slots and (slot := next(free[span.number], None)):
+            slots[span.text] = slot
+    return slots
+
+
+def mask(text: str, spans: Sequence[Span], slots: Mapping[str, str]) -> str:
+    """`text` with the placeholder of each span in its place; a placeholder that was typed goes where it has none."""
+    parts, end = [], 0
+    for span in spans:
+        own = text[span.start : span.end]
+        parts += [text[end : span.start], slots.get(span.text, "" if own in SLOTS else own)]
+        end = span.end
+    return "".join((*parts, text[end:]))
+
+
+def protect(text: str, known: Container[str] | None = None) -> tuple[str, dict[str, str]]:
+    """`text` with placeholders for its spans, and the text of each placeholder."""
+    spans = find(text, known)
+    if not spans:
+        return text, {}
+    slots = assign(spans)
+    return mask(text, spans, slots), {slot: own for own, slot in slots.items()}
+
+
+def restore(text: str, spans: Mapping[str, str]) -> str:
+    """`text` with what stands for each placeholder; those that stand for nothing go."""
+    if not any(slot in text for slot in SLOTS):
+        return text
+    return "".join(spans.get(char, "") if char in SLOTS else char for char in text)
