@@ -1,7 +1,7 @@
 """From tasks to hypotheses: batches, the model, a search, and as many different texts as were asked for."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from threading import Event
 
@@ -13,6 +13,7 @@ from translator.pipeline.batching import batches
 from translator.pipeline.text import Task, one_line
 from translator.search import Driver, Hypothesis, Sentence, Start, rows_per_sentence, starter
 from translator.tokenizer import Tokenizer
+from translator.typed.spans import same_slots
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,18 +29,24 @@ class TaskDecoder:
         """Puts into each task's `found` its best hypotheses, at most `config.n_best`, no two of the same text.
 
         Where several token sequences spell one text, the best of them stays and a search of twice the size looks for
-        others below the best; there may be fewer in the end. Raises `UserError` for a prefix too long for the model,
-        and `CancelledError` soon after `stopped` is set.
+        others below the best; there may be fewer in the end. Those that hold the placeholders of their source come
+        first: a translation that lost a number is worse than one that is less likely. Raises `UserError` for a prefix
+        too long for the model, and `CancelledError` soon after `stopped` is set.
         """
         if config.n_best == 1:
-            self._search(tasks, config, stopped)
+            if config.search_name != "beam" or all(task.slots is None for task in tasks):
+                self._search(tasks, config, stopped)
+                return
+            self._search(tasks, dataclasses.replace(config, n_best=config.beam_size), stopped)
+            for task in tasks:
+                task.found = sorted(task.found, key=self._rank(task))[:1]
             return
         # A beam finds more hypotheses than are asked for; among them may be other texts.
         whole = config if config.sampling else dataclasses.replace(config, n_best=config.beam_size)
         self._search(tasks, whole, stopped)
         lacking = []
         for task in tasks:
-            task.found = self._different(task.found)[: config.n_best]
+            task.found = self._different(sorted(task.found, key=self._rank(task)))[: config.n_best]
             if len(task.found) < config.n_best:
                 lacking.append(task)
         rows = min(2 * rows_per_sentence(config), self.tokenizer.vocab_size)
@@ -48,8 +55,9 @@ class TaskDecoder:
             again = [dataclasses.replace(task, found=[]) for task in lacking]
             self._search(again, dataclasses.replace(config, beam_size=rows, n_best=rows), stopped)
             for task, more in zip(lacking, again, strict=True):
-                below = [hypothesis for hypothesis in more.found if _rank(hypothesis) >= _rank(task.found[0])]
-                task.found = self._different(sorted([*task.found, *below], key=_rank))[: config.n_best]
+                rank = self._rank(task)
+                below = [hypothesis for hypothesis in more.found if rank(hypothesis) >= rank(task.found[0])]
+                task.found = self._different(sorted([*task.found, *below], key=rank))[: config.n_best]
 
     def batches(self, tasks: Sequence[Task], config: DecodeConfig) -> list[list[Task]]:
         """The tasks in batches of like length within `batch_tokens`, the longest first."""
@@ -129,7 +137,11 @@ class TaskDecoder:
             by_text.setdefault(one_line(self.tokenizer, hypothesis.tokens), hypothesis)
         return list(by_text.values())
 
+    def _rank(self, task: Task) -> Callable[[Hypothesis], tuple[bool, bool, float]]:
+        """Complete ones first, those with every placeholder before others, then by score, as searches order them."""
 
-def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """Complete ones first, then by score, as searches order what they find."""
-    return not hypothesis.finished, -hypothesis.score
+        def rank(hypothesis: Hypothesis) -> tuple[bool, bool, float]:
+            lacks = task.slots is not None and not same_slots(self.tokenizer.decode(hypothesis.tokens), task.slots)
+            return not hypothesis.finished, lacks, -hypothesis.score
+
+        return rank

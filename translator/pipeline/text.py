@@ -5,6 +5,7 @@ import dataclasses
 from translator.errors import UserError
 from translator.search import Hypothesis
 from translator.tokenizer import Tokenizer
+from translator.typed.sides import Source
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -12,30 +13,37 @@ class Task:
     """What to search for: a source's ids, the target ids that are forced, and what the search `found`, best first.
 
     `key` is the line and the place in it where it stands first: messages name the line, samples are drawn by both.
+    `slots` are the placeholders that its translation has to hold, each as often as here; None where that is all one.
     """
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
     key: tuple[int, int]
+    slots: str | None = None
     found: list[Hypothesis] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
 class Piece:
-    """One sentence of a line. `marker` goes before its translation as it is; equal sentences may share a task."""
+    """One sentence of a line, as it was typed and as the model takes it.
+
+    `marker` goes before its translation as it is; sentences that are equal to the model may share a task.
+    """
 
     marker: str
     text: str
+    source: Source
     task: Task
 
 
-def fitted(tokenizer: Tokenizer, sentence: str, limit: int) -> tuple[str, list[int], int]:
-    """What of `sentence` fits into `limit` tokens, end token included: its text, its ids, and the whole's tokens."""
-    ids = tokenizer.encode(sentence)
+def fitted(tokenizer: Tokenizer, source: Source, limit: int) -> tuple[Source, list[int], int]:
+    """What of `source` fits into `limit` tokens, end token included, its ids, and the whole's tokens."""
+    ids = tokenizer.encode(source.text)
     whole = len(ids) + 1
     if whole > limit:
-        sentence, ids = _cut(tokenizer, ids, limit - 1)
-    return sentence, [*ids, tokenizer.eos_id], whole
+        text, ids = _cut(tokenizer, ids, limit - 1)
+        source = source.cut(text)
+    return source, [*ids, tokenizer.eos_id], whole
 
 
 def _cut(tokenizer: Tokenizer, ids: list[int], most: int) -> tuple[str, list[int]]:

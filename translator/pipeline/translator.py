@@ -28,6 +28,9 @@ from translator.pipeline.sentences import join_sentences, marker_text, sentence_
 from translator.pipeline.text import Piece, Task, check_text, fitted, one_line
 from translator.pipeline.workers import Workers, layout
 from translator.search import Hypothesis, check_finite, policy_of
+from translator.typed.sides import Sides, Source
+from translator.typed.spans import restore
+from translator.typed.visible import visible
 
 log = logging.getLogger("translator")
 
@@ -87,6 +90,7 @@ class Translator:
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
         self.workers = workers
+        self._sides = Sides(self.tokenizer, self.config.source_language, self.config.target_language)
         self._decoder = TaskDecoder(self.engine, self.tokenizer, batch_tokens, cache)
 
     @classmethod
@@ -203,7 +207,7 @@ class Translator:
             before = marker_text(piece.marker, language)
             if started:
                 before = sentence_gap(language) + before
-            for part in self._decoder.stream(piece.task, config):
+            for part in self._shown(piece.source, self._decoder.stream(piece.task, config)):
                 if part:
                     yield before + part
                     before, started = "", True
@@ -283,14 +287,20 @@ class Translator:
 
     def _pieces(self, number: int, line: str, prefix: str, split: bool) -> list[Piece]:
         check_text(number, line, prefix)
-        limit = self.engine.max_positions
+        limit, sides = self.engine.max_positions, self._sides
         pieces = []
-        for place, (marker, sentence) in enumerate(self._marked_sentences(line, prefix, split)):
-            kept, ids, whole = fitted(self.tokenizer, sentence, limit)
+        for place, (marker, sentence) in enumerate(self._marked_sentences(visible(line), prefix, split)):
+            source, ids, whole = fitted(self.tokenizer, sides.source(sentence), limit)
             if whole > limit:
                 log.warning("line %d: a sentence of %d tokens was cut to the model's %d", number, whole, limit)
-            forced = self.tokenizer.encode(prefix) if prefix and place == 0 else []
-            pieces.append(Piece(marker, kept, Task(tuple(ids), tuple(forced), (number, place))))
+                sentence = sides.typed(source)
+            forced: list[int] = []
+            if prefix and place == 0:
+                forced = self.tokenizer.encode(sides.forced(prefix, source))
+            elif len(ids) < limit and sides.is_copied(source):
+                forced = ids  # its end too
+            task = Task(tuple(ids), tuple(forced), (number, place), source.text if sides.slots else None)
+            pieces.append(Piece(marker, sentence, source, task))
         return pieces
 
     def _marked_sentences(self, line: str, prefix: str, split: bool) -> list[tuple[str, str]]:
@@ -327,15 +337,29 @@ class Translator:
     def _line_text(self, pieces: list[Piece], chosen: list[Hypothesis]) -> str:
         language, texts = self.config.target_language, []
         for piece, hypothesis in zip(pieces, chosen, strict=True):
-            text = one_line(self.tokenizer, hypothesis.tokens)
+            text = self._sides.target(one_line(self.tokenizer, hypothesis.tokens), piece.source)
             texts.append(marker_text(piece.marker, language) + text if text else "")
         return join_sentences(texts, language)
+
+    def _shown(self, source: Source, parts: Iterable[str]) -> Iterator[str]:
+        """The parts of a translation of `source` as they are to be read; all at once where the whole decides."""
+        written = shown = ""
+        for part in parts:
+            written += part
+            if source.accelerator is None:
+                shown += (more := restore(part, source.spans))
+                yield more
+        yield self._sides.target(written, source)[len(shown) :]
 
     def _checked_pair(self, number: int, source: str, target: str | list[str]) -> tuple[list[int], list[int], int]:
         tokenizer, limit = self.tokenizer, self.engine.max_positions
         check_text(number, source, target if isinstance(target, str) else "")
-        source_ids = [*tokenizer.encode(source), tokenizer.eos_id]
-        target_ids = [*tokenizer.encode(target), tokenizer.eos_id] if isinstance(target, str) else tokenizer.ids(target)
+        typed = self._sides.source(source)
+        source_ids = [*tokenizer.encode(typed.text), tokenizer.eos_id]
+        if isinstance(target, str):
+            target_ids = [*tokenizer.encode(self._sides.forced(target, typed)), tokenizer.eos_id]
+        else:
+            target_ids = tokenizer.ids(target)
         if not target_ids:
             raise UserError(f"line {number}: there are no tokens to score")
         for side, ids in (("source", source_ids), ("target", target_ids)):

@@ -5,11 +5,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from translator.tokenizer import Tokenizer
+from translator.tokenizer import Tokenizer, one_space
 from translator.typed.accelerators import Accelerator, put_accelerator, strip_accelerator
 from translator.typed.casing import sentence_case
 from translator.typed.plain import narrow, plain
-from translator.typed.slots import NUMBERS, OTHERS, SLOTS
+from translator.typed.slots import NUMBERS, OTHERS
 from translator.typed.spans import Span, assign, find, mask, restore
 from translator.typed.visible import visible
 
@@ -25,6 +25,10 @@ class Source:
     spans: Mapping[str, str] = field(default_factory=dict)
     accelerator: Accelerator | None = None
 
+    def cut(self, text: str) -> "Source":
+        """What is left of it when only `text` is."""
+        return Source(text, {slot: own for slot, own in self.spans.items() if slot in text}, self.accelerator)
+
 
 class Sides:
     """What one checkpoint's text goes through: nothing but `visible` where its vocabulary has no slots."""
@@ -39,7 +43,7 @@ class Sides:
         text = visible(text)
         if not self.slots:
             return Source(text)
-        text, accelerator = strip_accelerator(narrow(text, self.source_language))
+        text, accelerator = strip_accelerator(narrow(one_space(text), self.source_language))
         spans = find(text, self._known)
         slots = assign(spans)
         return Source(self._plain(mask(text, spans, slots)), {slot: own for own, slot in slots.items()}, accelerator)
@@ -48,19 +52,27 @@ class Sides:
         """A translation of `source` as it is to be read; a span that it lost stands at its end."""
         if not self.slots:
             return text
-        lost = [slot for slot in source.spans if slot not in text]
-        text = put_accelerator(text, source.accelerator, self.target_language)
-        return restore(" ".join([text, *lost]), source.spans).strip()
+        lost = " ".join(slot for slot in source.spans if slot not in text)
+        text += " " * bool(text and lost) + lost
+        if any(map(str.isalpha, text)):  # the letter to mark is to be none of a span's
+            return restore(put_accelerator(text, source.accelerator, self.target_language), source.spans)
+        return put_accelerator(restore(text, source.spans), source.accelerator, self.target_language)
 
-    def is_whole(self, text: str, source: Source) -> bool:
-        """Whether a translation, as the model wrote it, has every span as often as `source`, and no other."""
-        return not self.slots or all(text.count(slot) == source.text.count(slot) for slot in SLOTS)
+    def typed(self, source: Source) -> str:
+        """`source` as somebody may have typed it."""
+        return restore(source.text, source.spans) if self.slots else source.text
+
+    def is_copied(self, source: Source) -> bool:
+        """Whether nothing in `source` can be translated: no letter is left beside its spans."""
+        return self.slots and bool(source.spans) and not any(map(str.isalpha, source.text))
 
     def forced(self, text: str, source: Source) -> str:
         """A given target of `source`, or the beginning of one, as the model would write it."""
         text = visible(text)
         if not self.slots:
             return text
+        if source.accelerator:
+            text, _ = strip_accelerator(text)
         slots = {own: slot for slot, own in source.spans.items()}
         return mask(text, find(narrow(text, "en"), self._known), slots)
 
@@ -72,7 +84,7 @@ class Sides:
         source, target = visible(source), visible(target)
         if not self.slots:
             return source, target
-        source, accelerator = strip_accelerator(narrow(source, self.source_language))
+        source, accelerator = strip_accelerator(narrow(one_space(source), self.source_language))
         if accelerator:
             target, _ = strip_accelerator(target)
         mine = find(source, self._known)

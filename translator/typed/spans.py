@@ -137,3 +137,8 @@ def restore(text: str, spans: Mapping[str, str]) -> str:
     if not any(slot in text for slot in SLOTS):
         return text
     return "".join(spans.get(char, "") if char in SLOTS else char for char in text)
+
+
+def same_slots(text: str, other: str) -> bool:
+    """Whether two texts hold the same placeholders, each equally often."""
+    return sorted(char for char in text if char in SLOTS) == sorted(char for char in other if char in SLOTS)
