@@ -129,6 +129,13 @@ def score(word: str) -> float:
         ("The Station", "The Station"),
         ("", ""),
         ("车站", "车站"),
+        ("the 3rd station", "The 3rd station"),
+        ("\ue000th station", "\ue000th station"),
+        ("\ue00athe station\ue00b", "\ue00aThe station\ue00b"),
+        ("\ue00a is the station", "\ue00a is the station"),
+        ("Where Is The NASA Station", "Where is the NASA station"),
+        ("The Zzyzx Is New", "The Zzyzx is new"),
+        ("TTB-RTL", "TTB-RTL"),
     ],
 )
 def test_case_that_says_nothing_is_restored(typed, form):
@@ -146,7 +153,9 @@ def test_case_that_says_nothing_is_restored(typed, form):
         ("on 2024-03-05 or 3/4, 1987.", ["2024-03-05", "3/4", "1987"]),
         ("Call +1-555-0100!", ["+1-555-0100"]),
         ("the 3rd, 1990s, 10km, 5PM", ["3", "1990", "10", "5"]),
-        ("v2.0 MP3 COVID-19 4K", ["v2.0", "MP3", "COVID-19", "4K"]),
+        ("v2.0 MP3 COVID-19 4K. A7:B10.", ["v2.0", "MP3", "COVID-19", "4K", "A7:B10"]),
+        ("Press Ctrl+Alt+F2.", ["Ctrl+Alt+F2"]),
+        ("打开报告.pdf，调用foo()", [".pdf", "foo()"]),
         ("See https://example.com/a?b=1, or mail bob@example.com.", ["https://example.com/a?b=1", "bob@example.com"]),
         ("（http://example.com）。", ["http://example.com"]),
         ("report.pdf /usr/share C:\\Users\\me", ["report.pdf", "/usr/share", "C:\\Users\\me"]),
@@ -190,6 +199,23 @@ def test_more_spans_than_slots_stay_as_they_are():
     masked, kept = protect(" ".join(numbers))
     assert masked == " ".join([*NUMBERS, *numbers[10:]])
     assert len(kept) == 10
+
+
+@pytest.mark.parametrize(
+    "part", ["1-", "a@", "a_", "1.", "<a", "a/", "x.", "ab", "a1", "`", "%", "{{", "+1", "a\u00ad", "http://"]
+)
+def test_time_grows_with_the_text_alone(part):
+    def took(size: int) -> float:
+        text = part * (size // len(part)) + "月é"
+        began = time.process_time()
+        visible(text)
+        protect(narrow(text, "en"), frozenset("a"))
+        plain(text, "en")
+        return time.process_time() - began
+
+    took(1000)
+    # Ten times the text: about ten times as long, and not a hundred.
+    assert min(took(50_000) for _ in range(2)) < 40 * max(min(took(5000) for _ in range(3)), 1e-3)
 
 
 def test_a_word_with_an_unknown_character_is_one_span():

@@ -6,7 +6,7 @@ import regex  # type: ignore[import-untyped]
 
 from translator.languages import language as language_of
 
-_LONGEST = 80  # characters of a text as interfaces have them
+_LONGEST, _LONGEST_INSIDE = 80, 40  # characters of a text as interfaces have them
 # At a word's beginning, or inside one that begins with a capital: `E_xit`, `Fo&rmat`, but not `a_b`, `R&D`.
 _MARKED = regex.compile(
     r"(?:(?<![^\s(\"'])(?P<mark>[_&~])(?=\p{L})|(?<=(?<!\p{L})\p{Lu}\p{Ll}*)(?P<mark>[_&])(?=\p{Ll}))"
@@ -35,7 +35,14 @@ def strip_accelerator(text: str) -> tuple[str, Accelerator | None]:
     found = _MARKED.search(text)
     if not found or text.count(found["mark"]) > 1 or _ENTITY_OR_PATH.match(text, found.start()):
         return text, None
+    if text[found.start() - 1 : found.start()].isalpha() and (len(text) > _LONGEST_INSIDE or text[-1] == "."):
+        return text, None  # a name with an underscore, in a sentence
     return text[: found.start()] + text[found.end() :], Accelerator(found["mark"], text[found.end()].upper())
+
+
+def without_key(text: str) -> str:
+    """`text` without a key in parentheses behind it, and whatever else looks like one."""
+    return _BESIDE.sub("", text) if len(text) <= _LONGEST and ("_" in text or "&" in text or "~" in text) else text
 
 
 def put_accelerator(text: str, accelerator: Accelerator | None, language: str) -> str:

@@ -11,6 +11,8 @@ _YEN = {"￥": "¥"}
 
 _QUOTES = str.maketrans(dict.fromkeys("“”„‟″«»〝〞〟", '"') | dict.fromkeys("‘’‚‛′‹›´`", "'"))
 _CORNERS = str.maketrans(dict.fromkeys("「」", '"') | dict.fromkeys("『』", "'"))
+REWRITTEN = frozenset("“”„‟″«»〝〞〟‘’‚‛′‹›´`「」『』…⋯—―–。、【】")
+"""Characters that need not be in a vocabulary: `plain` writes them in another way."""
 _IDEOGRAPHIC = str.maketrans({"。": ".", "、": ",", "「": '"', "」": '"', "『": '"', "』": '"', "【": "[", "】": "]"})
 
 _DOTS = regex.compile(r"(?:…|⋯|\.(?: ?\.){2,}|。{2,})+")
@@ -18,7 +20,7 @@ _DASH = regex.compile(r"\s*(?:[—―]+|(?<![\w-])-{2,3}(?!-)|(?<!-)-{2,3}(?![\w
 _BEFORE_A_MARK = regex.compile(r"(?<=[\p{L}\p{N}\p{Co}\"')\]])\s+(?=[.,!?;:]+(?:[\s\"']|$))")
 _AT_A_WIDE_MARK = regex.compile(r"\s+(?=[。，！？；：、])|(?<=[。，！？；：、])\s+")
 _HALF_AFTER_HAN = regex.compile(
-    r"(?<=[\p{Han}\p{Co}\"')）】》])\s*([?!,;:])(?!//)\s*|(?<=[\p{Han}\"')）】》])\s*\.(?=\s*[\"']?$)"
+    r"(?<=[\p{Han}\p{Co}\"')）】》])\s*([?!,;:])(?!//|\p{Co})\s*|(?<=[\p{Han}\"')）】》])\s*\.(?=\s*[\"']?$)"
 )
 _FULL = {"?": "？", "!": "！", ",": "，", ";": "；", ":": "：", "": "。"}
 _SPACED_MARKS = {"fr", "br"}

@@ -5,10 +5,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from translator.languages import language
 from translator.tokenizer import Tokenizer, one_space
-from translator.typed.accelerators import Accelerator, put_accelerator, strip_accelerator
+from translator.typed.accelerators import Accelerator, put_accelerator, strip_accelerator, without_key
 from translator.typed.casing import sentence_case
-from translator.typed.plain import narrow, plain
+from translator.typed.plain import REWRITTEN, narrow, plain
 from translator.typed.slots import NUMBERS, OTHERS
 from translator.typed.spans import Span, assign, find, mask, restore
 from translator.typed.visible import visible
@@ -36,7 +37,8 @@ class Sides:
     def __init__(self, tokenizer: Tokenizer, source_language: str, target_language: str) -> None:
         self.source_language, self.target_language = source_language, target_language
         self.slots = tokenizer.has_slots
-        self._known, self._score = tokenizer.characters, tokenizer.likelihood
+        self._known, self._score = tokenizer.characters | REWRITTEN, tokenizer.likelihood
+        self._cased = language(source_language).spaced  # a Chinese sentence's case is that of the names in it
 
     def source(self, text: str) -> Source:
         """A sentence that somebody typed."""
@@ -85,8 +87,7 @@ class Sides:
         if not self.slots:
             return source, target
         source, accelerator = strip_accelerator(narrow(one_space(source), self.source_language))
-        if accelerator:
-            target, _ = strip_accelerator(target)
+        target = strip_accelerator(target)[0] if accelerator else without_key(target)
         mine = find(source, self._known)
         # Every character is still one, so that what was found in the narrow text can be cut out of the other.
         theirs = find(narrow(target, "en"), self._known)
@@ -94,7 +95,8 @@ class Sides:
         return self._plain(mask(source, mine, slots)), mask(target, theirs, slots)
 
     def _plain(self, text: str) -> str:
-        return sentence_case(plain(text, self.source_language), self._score)
+        text = plain(text, self.source_language)
+        return sentence_case(text, self._score) if self._cased else text
 
 
 def _shared(mine: list[Span], theirs: list[Span], text: str) -> dict[str, str]:

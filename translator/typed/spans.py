@@ -1,7 +1,7 @@
 """What has to come through a translation as it is: found, replaced by placeholders, and put back."""
 
 import mimetypes
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import regex  # type: ignore[import-untyped]
@@ -9,7 +9,9 @@ import regex  # type: ignore[import-untyped]
 from translator.typed.slots import NUMBERS, OTHERS, SLOTS
 from translator.typed.visible import EMOJI
 
-_NOT_INSIDE = r"(?<![A-Za-z0-9_])"
+# Letters are ASCII ones in these patterns: names in programs are, and Chinese has no space before a name. None may take
+# longer than in proportion to the text, so that names begin where no other could, and what repeats is bounded.
+_ALONE = r"(?<![\w.+/@-])"
 _SUFFIXES = "|".join(
     sorted(
         {suffix[1:] for suffix in mimetypes.types_map if regex.fullmatch(r"\.[a-z][a-z0-9]{1,4}", suffix)}
@@ -21,38 +23,50 @@ _SUFFIXES = "|".join(
 )
 _HOSTS = "com|org|net|edu|gov|io|info|dev|app|co|uk|de|fr|eu|cn|jp|kr|us|ca|au|example|test|local"
 _URL = (
-    r"(?:https?|ftp|file|ssh|git)://[!-~]*[\w/]|mailto:[\w.+-]+@[\w.-]+\w|www\.[\w-]+(?:\.[\w-]+)+(?:[/?#][!-~]*[\w/])?"
+    r"(?:https?|ftp|file|ssh|git)://[!-~]*[\w/]|mailto:[\w.+-]+@[\w.-]+\w"
+    r"|www\.[\w-]+(?:\.[\w-]+)+(?:[/?#](?:[!-~]*[\w/])?)?"
 )
-_EMAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}|[\w.+-]+@localhost"
-_HOST = rf"(?:[a-z0-9][a-z0-9-]*\.)+(?:{_HOSTS})(?::\d+)?(?:/(?:[!-~]*[\w/])?)?(?![\w.]*\w)"
-_FILE = rf"(?:[\w.+-]+/)*[\w.-]*\w\.(?:{_SUFFIXES}|{_SUFFIXES.upper()})(?![\w])|\*\.\w+|\.[a-z]\w*rc\b"
+_EMAIL = rf"{_ALONE}[\w.+-]{{1,64}}@(?:[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{0,8}}\.[a-z]{{2,20}}|localhost)"
+_HOST = rf"{_ALONE}(?:[a-z0-9][a-z0-9-]{{0,62}}\.){{1,8}}(?:{_HOSTS})(?::\d+)?(?:/(?:[!-~]*[\w/])?)?(?![\w-]|\.\w)"
+_SUFFIX = rf"\.(?:{_SUFFIXES}|{_SUFFIXES.upper()})(?![\w-]|\.\w)"
+_FILE = (
+    rf"{_ALONE}(?:[\w.+-]{{1,64}}/){{0,16}}[\w.+-]{{0,63}}\w{_SUFFIX}|(?<=[^\x00-\x7F]){_SUFFIX}|\*\.\w+"
+    r"|(?<!\S)\.[a-z]\w*rc(?!\w)"
+)
 _PATH = r"[A-Za-z]:\\[\w\\.~-]*|(?<![\w/.<~)])(?:~|\.{1,2})?/[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
 _FORMAT = (
     r"%\(\w+\)[#0+-]*\d*(?:\.\d+)?[a-zA-Z]|%\{\w+\}|%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
     r"(?:hh|h|ll|l|L|z|j|t)?[diouxXeEfFgGcsSpn](?![a-zA-Z])|%%|%[A-Za-z_]\w*%|%[1-9]\d?(?!\d)"
 )
 _BRACED = r"\$?\{\{[^{}\n]{0,60}\}\}|[$#]?\{[\w.:!$\[\]-]{0,60}\}|\$\([\w.]+\)|\$[A-Za-z_]\w*"
-_TAG = r"</?[A-Za-z][^<>\n]{0,200}>|<!--.*?-->|&(?:[A-Za-z]{2,8}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});"
-_CODE = r"`[^`\n]+`|\\[ntr0\"'\\]|\w+(?:\.\w+)*\(\)"
+_TAG = r"</?[A-Za-z][^<>\n]{0,200}>|<!--[^\n]{0,200}?-->|&(?:[A-Za-z]{2,8}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});"
+_CODE = rf"`[^`\n]+`|\\[ntr0\"'\\]|{_ALONE}[A-Za-z_]\w*(?:\.\w+){{0,8}}\(\)"
 _NAME = (
-    rf"{_NOT_INSIDE}--[a-z][\w-]+|{_NOT_INSIDE}[A-Za-z]\w*_\w*[A-Za-z0-9]"
-    r"|(?<![\w.])@[A-Za-z0-9_]\w*|(?<![\w&])#\w*[^\W\d]\w*"
+    r"(?<![\w-])--[a-z][\w-]+|(?<!\w)[A-Za-z]\w*_\w*[A-Za-z0-9]|(?<![\w.])@[A-Za-z0-9_]\w*"
+    r"|(?<![\p{L}\p{N}_&])#[\p{L}\p{N}_]*[\p{L}_][\p{L}\p{N}_]*"
 )
 _SMILE = r"(?<!\S)[:;=]-?[()DPp](?!\S)"
-_CODED = r"[A-Za-z]+-?\d[\d.]*(?:-?[A-Za-z0-9]+)*|\d+(?:\.\d+)*-?(?!(?:AM|PM|ST|ND|RD|TH|KM|KG|CM|MM|S)\b)[A-Z]{1,4}\d*"
+# Ctrl+Shift+F10; MP3, COVID-19, A4, v2.0, B1:C3; 4K, 3D
+_CODED = (
+    r"(?<![\w+])[A-Z][A-Za-z]{0,9}(?:\+[A-Za-z0-9]{1,10}){1,4}(?![\w+])|"
+    r"(?<![\w.])(?:[A-Za-z]+-?\d+(?:\.\d+)*[A-Za-z0-9]*(?:[-:][A-Za-z0-9]+){0,8}"
+    r"|\d+(?:\.\d+)*-?(?!(?:AM|PM|ST|ND|RD|TH|KM|KG|CM|MM|S)(?!\w))[A-Z]{1,4}\d*)(?!\w)"
+)
 _SIGN = r"(?:US|HK|NT|A|C)?[$€£¥₹₩₽]"
-_NUMBER = rf"(?:{_SIGN}\s?[+-]?|(?<![\w)])[+-])?\d+(?:[.,:/-]\d+)*(?:\s?[%‰€£°]C?(?![A-Za-z\d({{])|℃)?"
+_NUMBER = (
+    rf"(?<!\d)(?:{_SIGN}\s?[+-]?|(?<![\w)])[+-])?\d{{1,40}}(?:[.,:/-]\d{{1,40}}){{0,8}}"
+    r"(?:\s?[%‰€£°]C?(?![A-Za-z\d({])|℃)?"
+)
 # A month is a number with a name, and 3万 is 30,000: their values count.
 _COUNTED = r"(?!\d|[.,:/-]\d|\s?[月万亿千百])"
 
-_OTHERS = "|".join([_URL, _EMAIL, _TAG, _CODE, _FORMAT, _BRACED, _NAME, _PATH, _FILE, rf"{_NOT_INSIDE}{_HOST}", _SMILE])
-_PATTERN = regex.compile(
-    rf"(?P<other>(?:{EMOJI})+|{_OTHERS}|[\uE000-\uE00F]|{_NOT_INSIDE}(?:{_CODED})(?![A-Za-z0-9]))"
-    rf"|(?P<number>(?<![0-9]){_NUMBER}{_COUNTED})",
-    regex.V1,
+_OTHERS = "|".join([_URL, _EMAIL, _TAG, _CODE, _FORMAT, _BRACED, _NAME, _PATH, _FILE, _HOST, _SMILE, _CODED])
+_OTHERS, _NUMBERS = (
+    pattern.replace(r"\w", "[A-Za-z0-9_]").replace(r"\d", "[0-9]") for pattern in (_OTHERS, _NUMBER + _COUNTED)
 )
+_PATTERN = regex.compile(rf"(?P<other>(?:{EMOJI})+|{_OTHERS}|[\uE000-\uE00F])|(?P<number>{_NUMBERS})", regex.V1)
 _MAY_HOLD = regex.compile(
-    r"[\d@#%$<{`\\/&_~\uE000-\uE00F]|\.\w|--|[:;=]-?[()DPp]|www|\(\)|\*\.|[[\p{Emoji}--[0-9#*]]]", regex.V1
+    r"[0-9@#%$<{`\\/&_~\uE000-\uE00F]|\.[A-Za-z]|--|[:;=]-?[()DPp]|\(\)|[[\p{Emoji}--[0-9#*]]]", regex.V1
 )
 _WORD = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]+(?:['-][\p{L}\p{M}\p{N}]+)*|[^\s\p{L}\p{M}\p{N}]", regex.V1
@@ -69,7 +83,7 @@ class Span:
     number: bool
 
 
-def find(text: str, known: Container[str] | None = None) -> list[Span]:
+def find(text: str, known: frozenset[str] | None = None) -> list[Span]:
     """The spans of `text`, in order: numbers, addresses, names of files, tags, placeholders, code, emoji.
 
     With `known` also words that hold a character outside it: in pieces of bytes it would cut what comes after it.
@@ -84,8 +98,8 @@ def find(text: str, known: Container[str] | None = None) -> list[Span]:
     return spans
 
 
-def _with_unknown(text: str, spans: list[Span], known: Container[str]) -> list[Span]:
-    if all(char in known for char in text):
+def _with_unknown(text: str, spans: list[Span], known: frozenset[str]) -> list[Span]:
+    if known.issuperset(text):
         return spans
     taken = [False] * len(text)
     for span in spans:
@@ -93,7 +107,7 @@ def _with_unknown(text: str, spans: list[Span], known: Container[str]) -> list[S
     words: list[tuple[int, int]] = []
     for found in _WORD.finditer(text):
         start, end = found.span()
-        if any(taken[start:end]) or all(char in known or char in SLOTS for char in found[0]):
+        if any(taken[start:end]) or known.issuperset(found[0]) or found[0] in SLOTS:
             continue
         # Foreign words in a row are one: there are only so many placeholders.
         if words and not any(taken[words[-1][1] : start]) and not text[words[-1][1] : start].strip():
@@ -123,7 +137,7 @@ def mask(text: str, spans: Sequence[Span], slots: Mapping[str, str]) -> str:
     return "".join((*parts, text[end:]))
 
 
-def protect(text: str, known: Container[str] | None = None) -> tuple[str, dict[str, str]]:
+def protect(text: str, known: frozenset[str] | None = None) -> tuple[str, dict[str, str]]:
     """`text` with placeholders for its spans, and the text of each placeholder."""
     spans = find(text, known)
     if not spans:
