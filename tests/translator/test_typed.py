@@ -1,12 +1,15 @@
 """Input as people type it: what is cleared away, written in one way, kept whole and put back."""
 
 import functools
+import runpy
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from translator.pipeline.sentences import split_marker, split_sentences
 from translator.tokenizer import Tokenizer
 from translator.typed.accelerators import put_accelerator, strip_accelerator
 from translator.typed.casing import sentence_case
@@ -17,6 +20,8 @@ from translator.typed.spans import find, protect, restore, same_slots
 from translator.typed.visible import visible
 
 from ..helpers import CHINESE, ENGLISH, tiny_tokenizer
+
+typed_lines = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "check_typed.py"))["typed_lines"]
 
 
 @functools.lru_cache
@@ -306,3 +311,41 @@ def test_pairs_are_prepared_in_microseconds():
     for pair in pairs:
         sides.pair(*pair)
     assert (time.process_time() - began) / len(pairs) < 500e-6
+
+
+# -- lines as people type them ---------------------------------------------------------------------------------------
+
+
+def forms(sides: Sides, line: str, code: str) -> tuple[list[str], list[str]]:
+    """The sentences of a line as the model sees them, and everything that comes through."""
+    texts, kept = [], []
+    for sentence in split_sentences(visible(line), code):
+        marker, rest = split_marker(sentence, code)
+        source = sides.source(rest)
+        texts.append(marker + source.text)
+        kept += [marker.strip(), *source.spans.values()]
+        if source.accelerator:
+            kept += [source.accelerator.mark, f"({source.accelerator.mark}{source.accelerator.key})"]
+    return texts, kept
+
+
+@pytest.mark.parametrize("direction", ["en-zh", "zh-en"])
+def test_the_lines_of_the_set_have_their_form_and_keep_their_spans(direction):
+    rows = typed_lines(direction)
+    assert len(rows) > 190
+    source, target = direction.split("-")
+    # Of all words it lists, so that each has its case; the letters of the lines but for those that are to be unknown.
+    plain_lines = [
+        plain for kind, _, plain, _ in rows if kind not in ("unknown", "path", "code", "tag", "url", "email")
+    ]
+    tokenizer = Tokenizer.train(plain_lines * 3 + ENGLISH * 3, threads=1, slots=True)
+    sides = Sides(tokenizer, source, target)
+    for kind, typed, plain_line, wanted in rows:
+        texts, kept = forms(sides, typed, source)
+        if wanted and kind != "list":
+            assert set(wanted) <= set(kept), (kind, typed)
+        elif not wanted and kind not in ("caps", "lower", "title", "word"):  # too few words to know their case
+            others, _ = forms(sides, plain_line, source)
+            if kind == "no_mark":
+                others[-1] = others[-1][:-1]
+            assert texts == others, kind

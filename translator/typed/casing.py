@@ -1,5 +1,6 @@
 """Sentence case for lines whose case says nothing: ALL CAPS, no capitals at all, A Capital On Every Word."""
 
+import math
 from collections.abc import Callable
 
 import regex  # type: ignore[import-untyped]
@@ -48,9 +49,10 @@ def _form(text: str, words: list[str], score: Score) -> Callable[[str, Score], s
         long = [word for word in words if len(word) > 1]
         if long and len(text.split()) > 1 and len(words) > 1:
             return _usual
-        # Alone: an acronym, or a shout, which is a common word.
+        # Alone: an acronym, or a shout, which is a common word or ends with its mark.
         common = max(score(words[0].lower()), score(words[0].capitalize()))
-        shout = len(words) == 1 and common > max(_ONE_PIECE, score(words[0]) + _CLEARLY)
+        least = -math.inf if "!" in text else _ONE_PIECE
+        shout = len(words) == 1 and common > max(least, score(words[0]) + _CLEARLY)
         return _usual if long and shout else None
     # A title in which nothing that is always small is small.
     begun = all(word[0].isupper() and (len(word) == 1 or word[1:].islower() or word.isupper()) for word in words)

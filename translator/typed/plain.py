@@ -18,6 +18,7 @@ _IDEOGRAPHIC = str.maketrans({"。": ".", "、": ",", "「": '"', "」": '"', "�
 _DOTS = regex.compile(r"(?:…|⋯|\.(?: ?\.){2,}|。{2,})+")
 _DASH = regex.compile(r"\s*(?:[—―]+|(?<![\w-])-{2,3}(?!-)|(?<!-)-{2,3}(?![\w-])|(?<=\p{L})--(?=\p{L}))\s*|\s+–\s+")
 _BEFORE_A_MARK = regex.compile(r"(?<=[\p{L}\p{N}\p{Co}\"')\]])\s+(?=[.,!?;:]+(?:[\s\"']|$))")
+_BETWEEN_WORDS = regex.compile(r"(?<=\p{L})[,;!?](?=\p{L})")
 _AT_A_WIDE_MARK = regex.compile(r"\s+(?=[。，！？；：、])|(?<=[。，！？；：、])\s+")
 _HALF_AFTER_HAN = regex.compile(
     r"(?<=[\p{Han}\p{Co}\"')）】》])\s*([?!,;:])(?!//|\p{Co})\s*|(?<=[\p{Han}\"')）】》])\s*\.(?=\s*[\"']?$)"
@@ -25,7 +26,7 @@ _HALF_AFTER_HAN = regex.compile(
 _FULL = {"?": "？", "!": "！", ",": "，", ";": "；", ":": "：", "": "。"}
 _SPACED_MARKS = {"fr", "br"}
 """Languages with a space before `?`, `!`, `;` and `:`."""
-_CHANGES = regex.compile(r"[^ !-,./0-;=-~]|-{2}|\.{2}|\. \.| [.,!?;:]|[`]")
+_CHANGES = regex.compile(r"[^ !-,./0-;=-~]|-{2}|\.{2}|\. \.| [.,!?;:]|[`]|\p{L}[,;!?]\p{L}")
 
 
 def narrow(text: str, language: str) -> str:
@@ -53,5 +54,5 @@ def plain(text: str, language: str) -> str:
         return _AT_A_WIDE_MARK.sub("", text)
     if not found.spaced:
         return text
-    text = text.translate(_IDEOGRAPHIC)
+    text = _BETWEEN_WORDS.sub(r"\g<0> ", text.translate(_IDEOGRAPHIC))
     return text if found.primary in _SPACED_MARKS else _BEFORE_A_MARK.sub("", text)

@@ -33,7 +33,7 @@ _FILE = (
     rf"{_ALONE}(?:[\w.+-]{{1,64}}/){{0,16}}[\w.+-]{{0,63}}\w{_SUFFIX}|(?<=[^\x00-\x7F]){_SUFFIX}|\*\.\w+"
     r"|(?<!\S)\.[a-z]\w*rc(?!\w)"
 )
-_PATH = r"[A-Za-z]:\\[\w\\.~-]*|(?<![\w/.<~)])(?:~|\.{1,2})?/[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
+_PATH = r"(?<!\w)[A-Za-z]:\\[\w\\.~-]*(?<!\.)|(?<![\w/.<~)])(?:~|\.{1,2})?/[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
 _FORMAT = (
     r"%\(\w+\)[#0+-]*\d*(?:\.\d+)?[a-zA-Z]|%\{\w+\}|%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
     r"(?:hh|h|ll|l|L|z|j|t)?[diouxXeEfFgGcsSpn](?![a-zA-Z])|%%|%[A-Za-z_]\w*%|%[1-9]\d?(?!\d)"
@@ -68,9 +68,9 @@ _PATTERN = regex.compile(rf"(?P<other>(?:{EMOJI})+|{_OTHERS}|[\uE000-\uE00F])|(?
 _MAY_HOLD = regex.compile(
     r"[0-9@#%$<{`\\/&_~\uE000-\uE00F]|\.[A-Za-z]|--|[:;=]-?[()DPp]|\(\)|[[\p{Emoji}--[0-9#*]]]", regex.V1
 )
-_WORD = regex.compile(
-    r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]+(?:['-][\p{L}\p{M}\p{N}]+)*|[^\s\p{L}\p{M}\p{N}]", regex.V1
-)
+_IDEOGRAPHS = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
+_LETTERS = rf"[[\p{{L}}\p{{M}}\p{{N}}]--{_IDEOGRAPHS}]+"
+_WORD = regex.compile(rf"{_IDEOGRAPHS}|{_LETTERS}(?:['-]{_LETTERS})*|[^\s\p{{L}}\p{{M}}\p{{N}}]", regex.V1)
 
 
 @dataclass(frozen=True, slots=True)
