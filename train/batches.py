@@ -62,6 +62,11 @@ def plan_epoch(encoded: Encoded, batch_tokens: int, seed: int, epoch: int) -> li
     return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
 
+def divided(indices: Sequence[int], parts: int) -> list[Sequence[int]]:
+    """A batch in `parts` of like length, or fewer where it has fewer pairs: neighbours in length go to each in turn."""
+    return [indices[start::parts] for start in range(min(parts, len(indices)))]
+
+
 def collate(
     encoded: Encoded, indices: Sequence[int], bos_id: int, eos_id: int, device: torch.device | str = "cpu"
 ) -> Batch:

@@ -10,11 +10,11 @@ from types import FrameType
 
 import torch
 
-from train.batches import Batch, collate, plan_epoch
+from train.backward import Backward
+from train.batches import Batch, collate, divided, plan_epoch
 from train.data import Data, encode_pairs, fits, prepared, within
 from train.evaluate import Validation, dev_loss, score_sets
 from train.folder import RunFolder
-from train.loss import smoothed_cross_entropy
 from train.optimizer import Optimizer
 from train.recipe import Recipe
 from train.report import Report, duration
@@ -49,6 +49,7 @@ class Trainer:
             report.say("no dev sentences: nothing is validated; name some under [split] dev")
         self.optimizer = Optimizer(self.model, self.settings)
         self.bfloat16 = uses_bfloat16(self.settings.precision, device)
+        self.backward = Backward(self.model, self.settings.label_smoothing, self.bfloat16)
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
         self.stopped_at = 0.0
@@ -83,6 +84,7 @@ class Trainer:
             if self.saved_step != self.counters.step:
                 self._save()
         finally:
+            self.backward.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return self.stopped_by
@@ -100,8 +102,8 @@ class Trainer:
     # -- one epoch, one step -----------------------------------------------------------------------------------------
 
     def _epoch(self) -> Iterator[tuple[int, list[Batch]]]:
-        """The rest of the current epoch: its number and `accumulate` batches at a time; the counters always name the
-        next batch."""
+        """The rest of the current epoch: its number and `accumulate` batches at a time, each in as many parts as are
+        worked on at once; the counters always name the next batch."""
         counters, tokenizer, epoch = self.counters, self.averaged.tokenizer, self.counters.epoch
         seed = self.recipe.seed * 1_000_003 + epoch - 1
         alpha = self.recipe.tokenizer.sampling_alpha
@@ -111,13 +113,14 @@ class Trainer:
         if counters.position >= len(plan):
             raise UserError(f"{self.run.last}: counters.position = {counters.position}, but epoch {epoch} has only "
                             f"{len(plan)} batches")  # fmt: skip
+        ids, parts = (tokenizer.bos_id, tokenizer.eos_id), self.backward.parts(self.settings.batch_tokens)
         while counters.position < len(plan):
             chosen = plan[counters.position : counters.position + self.settings.accumulate]
             counters.position += len(chosen)
             if counters.position >= len(plan):
                 counters.epoch, counters.position, plan = epoch + 1, 0, []
-            ids = (tokenizer.bos_id, tokenizer.eos_id)
-            yield epoch, [collate(encoded, indices, *ids, self.device) for indices in chosen]
+            divisions = [part for indices in chosen for part in divided(indices, parts)]
+            yield epoch, [collate(encoded, indices, *ids, self.device) for indices in divisions]
 
     def _step(self, epoch: int, batches: list[Batch]) -> None:
         began = time.perf_counter()
@@ -127,7 +130,7 @@ class Trainer:
         rate = settings.rate(counters.step)
         self.optimizer.set_rate(rate)
         self.model.train()
-        loss = sum(self._backward(batch, tokens) for batch in batches)
+        loss = self.backward.run(batches, tokens)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm))
         self._check_finite(loss, "the loss")
         self._check_finite(norm, "the gradient")
@@ -158,15 +161,6 @@ class Trainer:
             f"training.learning_rate than {self.settings.learning_rate:g} or a longer training.warmup_steps than "
             f"{self.settings.warmup_steps}"
         )
-
-    def _backward(self, batch: Batch, tokens: int) -> float:
-        """Adds the gradients of one batch, each target token weighing 1 / `tokens`; returns its share of the loss."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
-            hidden = self.model.packed(batch.source, batch.target_in, batch.source_packing, batch.target_packing)
-            logits = self.model.logits(hidden)
-        loss = smoothed_cross_entropy(logits, batch.target_out, self.settings.label_smoothing) / tokens
-        loss.backward()
-        return float(loss.detach())
 
     @torch.no_grad()
     def _average(self) -> None:

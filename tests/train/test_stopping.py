@@ -1,5 +1,6 @@
 """How a run ends before its last step: numbers that are none, signals, a full disk, a kill at any moment."""
 
+import itertools
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import torch
 
 from tests.train.runs import WriteRecipe, records, same_run, saved, step_of, stop_after
 from train import loop
+from train.backward import Backward
+from train.batches import Batch
 from train.report import LOG, Report, duration
 from train.run import run_recipe
 from translator.errors import UserError
@@ -24,15 +28,16 @@ COMMAND = [sys.executable, "-m", "translator", "train"]
 
 def poison(monkeypatch: pytest.MonkeyPatch, step: int, what: str) -> None:
     """From step `step` on, the loss or a gradient isn't a finite number."""
-    original = loop.Trainer._backward
+    original, steps = Backward.run, itertools.count(1)
 
-    def backward(self: loop.Trainer, batch: loop.Batch, tokens: int) -> float:
-        loss = original(self, batch, tokens)
-        if self.counters.step >= step and what == "the gradient":
-            next(self.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
-        return float("nan") if self.counters.step >= step and what == "the loss" else loss
+    def run(self: Backward, batches: Sequence[Batch], tokens: int) -> float:
+        loss = original(self, batches, tokens)
+        bad = next(steps) >= step
+        if bad and what == "the gradient":
+            self.parameters[0].grad.fill_(float("inf"))  # type: ignore[union-attr]
+        return float("nan") if bad and what == "the loss" else loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", backward)
+    monkeypatch.setattr(Backward, "run", run)
 
 
 @pytest.mark.parametrize("what", ["the loss", "the gradient"])

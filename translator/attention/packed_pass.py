@@ -99,6 +99,8 @@ class PackedPass:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
         """See `AttentionStep.attend`; q, k, v `(1, H, N, D_head)`."""
+        if (packed := getattr(kernel, "packed", None)) and not dropout:
+            return packed(q, k, v, self.packing, self.packing, self.is_causal)
         q, k, v = (self.packing.padded(part) for part in (q, k, v))
         return self.packing.packed(kernel(q, k, v, self.mask, self.is_causal and self.mask is None, dropout))
 
@@ -115,6 +117,8 @@ class PackedPass:
         """See `AttentionStep.attend_source`; q `(1, H, N, D_head)`, k and v `(1, H, N_source, D_head)`."""
         source = self.source_packing
         assert source is not None
+        if (packed := getattr(kernel, "packed", None)) and not dropout:
+            return packed(q, k, v, self.packing, source, False)
         k, v = source.padded(k), source.padded(v)
         return self.packing.packed(kernel(self.packing.padded(q), k, v, source.visible, False, dropout))
 

@@ -124,6 +124,50 @@ void tr_log_z(const float* logits, int64_t M, int64_t V, int64_t ld, double* log
 void tr_top(const float* logits, int64_t M, int64_t V, int64_t ld, int32_t k, const int64_t* banned, int32_t n_banned,
             double* values, int64_t* ids, double* log_z, int32_t threads);
 
+// -- training ---------------------------------------------------------------------------------------------------------
+// Activations are of `type`, float32 or bfloat16; parameters, their gradients and what has no type are fp32.
+
+// Attention over packed sentences (no padding): rows q_starts[s] … of q see rows k_starts[s] … of k and v. Forward
+// writes y; backward reads y as its gradient and writes dq, dk, dv.
+struct TrPackedAttention {
+    const void* q;  // (N, H, D_head), `ld…` elements a token
+    const void* k;
+    const void* v;
+    void* y;
+    void* dq;
+    void* dk;
+    void* dv;
+    const int32_t* q_starts;  // (sentences + 1,)
+    const int32_t* k_starts;
+    int64_t ldq, ldk, ldv, ldy, ld_dq, ld_dk, ld_dv;
+    int64_t sentences;
+    int32_t type, H, D_head;
+    int32_t causal;  // query i of a sentence sees its keys 0 … i
+    float scale;
+};
+void tr_packed_attention(const TrPackedAttention* attention, int32_t back, int32_t threads);
+
+// y = LayerNorm(x), and what the backward pass needs: each row's mean and 1 / standard deviation.
+void tr_train_norm(const float* x, const float* gamma, const float* beta, float eps, int64_t rows, int64_t width,
+                   int32_t type, void* y, float* mean, float* inverse, int32_t threads);
+void tr_train_norm_back(const void* dy, int32_t type, const float* x, const float* gamma, const float* mean,
+                        const float* inverse, int64_t rows, int64_t width, float* dx, float* dgamma, float* dbeta,
+                        int32_t threads);
+
+// out = residual + dropout(y), each of `total` elements dropped with probability threshold / 256.
+void tr_train_residual(const void* y, int32_t type, const float* residual, int64_t total, uint32_t seed,
+                       int32_t threshold, float* out, int32_t threads);
+void tr_train_residual_back(const float* grad, int64_t total, uint32_t seed, int32_t threshold, void* dy, int32_t type,
+                            int32_t threads);
+
+// y = dropout(relu(y)) in place; backward: grad = its gradient, by the y that came out.
+void tr_train_relu(void* y, int32_t type, int64_t total, uint32_t seed, int32_t threshold, int32_t threads);
+void tr_train_relu_back(const void* y, void* grad, int32_t type, int64_t total, int32_t threshold, int32_t threads);
+
+// Label-smoothed cross entropy of each row of logits (rows, V), whose place its gradient times `scale` takes.
+void tr_train_loss(void* logits, int32_t type, int64_t rows, int64_t V, const int64_t* target, float smoothing,
+                   float scale, double* losses, int32_t threads);
+
 // -- the library ------------------------------------------------------------------------------------------------------
 
 // What this object was compiled for: "avx512", "avx2", "generic", …

@@ -41,4 +41,4 @@ int32_t tr_supports(const char* isa) {
     return 0;
 }
 
-int32_t tr_version(void) { return 2; }
+int32_t tr_version(void) { return 3; }

@@ -6,7 +6,7 @@
 
 import ctypes
 import os
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from translator.engine.native.build import HERE, X86, object_name
 from translator.errors import UserError, quoted
 
-VERSION = 2  # of the interface
+VERSION = 3  # of the interface
 FORM = 1  # of packed weights (panels.h); a file of another one is refused
 VARIABLE = "TRANSLATOR_ISA"
 WITHOUT = "none"
@@ -91,6 +91,17 @@ class Advance(ctypes.Structure):
     kind = 5
 
 
+class PackedAttention(ctypes.Structure):
+    """`TrPackedAttention`."""
+
+    _fields_ = _fields(
+        pointers="q k v y dq dk dv q_starts k_starts",
+        strides="ldq ldk ldv ldy ld_dq ld_dk ld_dv sentences",
+        numbers="type H D_head causal",
+        factors="scale",
+    )
+
+
 class Call(ctypes.Structure):
     """`TrCall`: the address of a structure, and its `kind`."""
 
@@ -115,6 +126,23 @@ class Kernels:
             "top",
             None,
             *(c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32),
+        )
+        self.packed_attention = typed("packed_attention", None, c_void_p, c_int32, c_int32)
+        rows, pointers = (c_int64, c_int64), (c_void_p,)
+        self.train_norm = typed("train_norm", None, *pointers * 3, c_float, *rows, c_int32, *pointers * 3, c_int32)
+        self.train_norm_back = typed(
+            "train_norm_back", None, c_void_p, c_int32, *pointers * 4, *rows, *pointers * 3, c_int32
+        )
+        self.train_residual = typed(
+            "train_residual", None, c_void_p, c_int32, c_void_p, c_int64, c_uint32, c_int32, c_void_p, c_int32
+        )
+        self.train_residual_back = typed(
+            "train_residual_back", None, c_void_p, c_int64, c_uint32, c_int32, c_void_p, c_int32, c_int32
+        )
+        self.train_relu = typed("train_relu", None, c_void_p, c_int32, c_int64, c_uint32, c_int32, c_int32)
+        self.train_relu_back = typed("train_relu_back", None, *pointers * 2, c_int32, c_int64, c_int32, c_int32)
+        self.train_loss = typed(
+            "train_loss", None, c_void_p, c_int32, *rows, c_void_p, c_float, c_float, c_void_p, c_int32
         )
 
 
