@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes checkpoints/default from a finished run: weights in half precision, scored after the conversion, with a card.
+"""Makes checkpoints/en-zh from a finished run: weights in half precision, scored after the conversion, with a card.
 
 Usage: scripts/ship_checkpoint.py RUN [RECIPE]     RUN is the folder of `translator train`, RECIPE its recipe.
 

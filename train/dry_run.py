@@ -15,12 +15,12 @@ from translator.tokenizer import Tokenizer
 _WIDEST = 60  # characters of a side that are shown
 
 
-def dry_run(name: str, settings: list[str], init_from: Path | None, say: Say) -> None:
+def dry_run(name: str, settings: list[str], init_from: Path | None, say: Say, folder: Path | None = None) -> None:
     """Reads, filters and splits the text of a recipe, fits vocabulary, model and length, and says all of it.
 
     Trains nothing and writes nothing. Raises `UserError` where the run itself would.
     """
-    recipe, base = read_recipe(name, settings)
+    recipe, base = read_recipe(name, settings, folder)
     checkpoint = initial_checkpoint(init_from, recipe) if init_from else None
     dropped: dict[str, list[Pair]] = {}
     data = load_data(recipe, base, say, dropped)

@@ -119,7 +119,7 @@ def _filters(
     if script != "any":
         filters.append((f"target not in {script.replace(' ', '/')} script", _foreign(script)))
     if config.drop_copies and language(source_language).primary != language(target_language).primary:
-        filters.append(("target copies source", lambda pair: _folded(pair.source) == _folded(pair.target)))
+        filters.append(("target copies source", lambda pair: folded(pair.source) == folded(pair.target)))
     filters.append(("sentence is in dev or test", _overlaps(held_out)))
     if config.drop_duplicates:
         filters.append(("duplicate", _repeats()))
@@ -148,9 +148,9 @@ def _foreign(scripts: str) -> _Drops:
 
 def _overlaps(held_out: Iterable[Pair]) -> _Drops:
     held = list(held_out)
-    sources = {_folded(pair.source) for pair in held}
-    targets = {_folded(pair.target) for pair in held}
-    return lambda pair: _folded(pair.source) in sources or _folded(pair.target) in targets
+    sources = {folded(pair.source) for pair in held}
+    targets = {folded(pair.target) for pair in held}
+    return lambda pair: folded(pair.source) in sources or folded(pair.target) in targets
 
 
 def _repeats() -> _Drops:
@@ -177,5 +177,6 @@ def _letters_of(scripts: str) -> regex.Pattern[str]:
         ) from error
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
+    """`text` as two sentences are compared: without regard to case and blanks around."""
     return text.strip().casefold()

@@ -176,10 +176,10 @@ class Recipe:
         return self
 
 
-def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, Path]:
+def read_recipe(name: str, settings: list[str] | None = None, folder: Path | None = None) -> tuple[Recipe, Path]:
     """The recipe at path `name`, or shipped under that name, and the folder its relative paths start from.
 
-    That is the recipe's own folder; for a shipped one, or `-` for standard input, the working folder.
+    That is `folder`, or else the recipe's own; for a shipped one, or `-` for standard input, the working folder.
 
     `settings` are `key=value` changes, keys dotted (`training.max_steps=100`), values TOML (a bare word is text).
     Raises `UserError` for a missing file, broken TOML, or a key or value that doesn't fit.
@@ -193,6 +193,10 @@ def read_recipe(name: str, settings: list[str] | None = None) -> tuple[Recipe, P
         raise UserError(f"{name}: not valid TOML ({error})") from None
     for setting in settings or ():
         apply_setting(values, setting)
+    if folder is not None:
+        if not folder.is_dir():
+            raise UserError(f"--data: {folder} is not a folder")
+        base = folder
     return parse(Recipe, values, where=name), base
 
 

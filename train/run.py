@@ -30,17 +30,19 @@ def run_recipe(
     name: str,
     settings: list[str],
     *,
+    data: Path | None = None,
     resume: bool = False,
     init_from: Path | None = None,
     device: str = "cpu",
 ) -> signal.Signals | None:
     """Trains what the recipe describes, into the folder it names; returns the signal that stopped it early, if one did.
 
-    `resume` goes on from the folder's last saved step; `init_from` starts from another checkpoint's weights and
-    tokenizer. Raises `UserError` for a bad recipe, unusable text, a folder that holds something else or a run already,
-    a training that diverges, a full disk.
+    `data` is the folder that relative file names start from, where it isn't the recipe's own. `resume` goes on from the
+    folder's last saved step; `init_from` starts from another checkpoint's weights and tokenizer. Raises `UserError` for
+    a bad recipe, unusable text, a folder that holds something else or a run already, a training that diverges, a full
+    disk.
     """
-    recipe, base = read_recipe(name, settings)
+    recipe, base = read_recipe(name, settings, data)
     where = usable_device(device)
     keep_freed_memory()
     if resume and init_from is not None:

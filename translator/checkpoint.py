@@ -23,7 +23,7 @@ from translator.search.base import check_finite
 from translator.textio import atomic_write_bytes, check_file
 from translator.tokenizer import Tokenizer
 
-DEFAULT_CHECKPOINT = Path(__file__).resolve().parent.parent / "checkpoints" / "default"
+DEFAULT_CHECKPOINT = Path(__file__).resolve().parent.parent / "checkpoints" / "en-zh"
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
 PACKED_WEIGHTS = "packed.safetensors"  # in place of WEIGHTS, in what `translator export --to packed` writes

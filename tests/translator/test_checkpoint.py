@@ -114,7 +114,7 @@ def test_a_missing_folder_and_a_file_in_its_place_are_refused(tmp_path):
 
 def test_the_shipped_checkpoint_is_found_from_anywhere(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert ROOT / "checkpoints" / "default" == DEFAULT_CHECKPOINT
+    assert ROOT / "checkpoints" / "en-zh" == DEFAULT_CHECKPOINT
     monkeypatch.setattr("translator.pipeline.translator.DEFAULT_CHECKPOINT", folder)
     assert Translator.from_checkpoint().config.decode.beam_size == 2
 

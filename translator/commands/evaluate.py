@@ -14,9 +14,11 @@ from translator.commands.options import (
     DeviceOption,
     EngineOption,
     ExactOption,
+    FromOption,
     InputOption,
     SetOption,
     ThreadsOption,
+    ToOption,
     decode_config,
     load_translator,
 )
@@ -33,16 +35,30 @@ from translator.errors import UserError
 
 EXAMPLES = (
     "translator evaluate --input test.en --reference test.zh",
+    "translator evaluate --check-leakage small",
     "translator evaluate --hypotheses out.zh --reference test.zh --target-language zh",
 )
 
 
 def run(
-    reference: Annotated[list[Path], typer.Option("--reference", help="Reference translations; repeatable.")],
+    reference: Annotated[
+        list[Path] | None, typer.Option("--reference", help="Reference translations; repeatable.")
+    ] = None,
     input: InputOption = None,
     hypotheses: Annotated[Path | None, typer.Option(help="Score this file instead of translating.")] = None,
     target_language: Annotated[str | None, typer.Option(help="With --hypotheses: the language, e.g. zh.")] = None,
     checkpoint: CheckpointsOption = None,
+    from_: FromOption = None,
+    to: ToOption = None,
+    check_leakage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="Only prove that no test sentence is in this recipe's training text: those of the files given, "
+            "or else of the recipe's own test part.",
+        ),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="With --check-leakage: where the recipe's files are.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Also write the translations here; - is standard output.")
     ] = None,
@@ -62,6 +78,13 @@ def run(
     """
     from translator.metrics import METRICS, corpus_scores
 
+    if check_leakage is not None:
+        _prove_no_leakage(check_leakage, set_ or [], data, [*([input] if input else []), *(reference or [])])
+        return
+    if data is not None:
+        raise UserError("--data: goes with --check-leakage")
+    if not reference:
+        raise UserError("--reference: name at least one file of reference translations")
     if (input is None) == (hypotheses is None):
         raise UserError("--input: give a file to translate, or --hypotheses with finished translations")
     given = input or hypotheses
@@ -79,7 +102,15 @@ def run(
         texts, language = lines, target_language
     else:
         translator = load_translator(
-            checkpoint, device, threads, batch_tokens, cache, engine=engine, compute_type=compute_type, exact=exact
+            checkpoint,
+            device,
+            threads,
+            batch_tokens,
+            cache,
+            engine=engine,
+            compute_type=compute_type,
+            exact=exact,
+            languages=(from_, to),
         )
         config = decode_config(translator, beam_size, 1, False, set_ or [])
         with progress_bar("translating, lines") as advance:
@@ -92,6 +123,17 @@ def run(
     aside = is_standard_stream(output)
     for name, score in scores.items():
         typer.echo(f"{METRICS[name].label} {score.value:.2f}  {score.signature}", err=aside)
+
+
+def _prove_no_leakage(recipe: str, settings: list[str], data: Path | None, files: list[Path]) -> None:
+    """Says what `train.leakage` finds; exit code 1 where a test sentence is in training."""
+    from train.leakage import leakage
+
+    found = leakage(recipe, settings, data, [line for path in files for line in input_lines(path)] if files else None)
+    for line in found.lines():
+        typer.echo(line)
+    if found.found:
+        raise typer.Exit(1)
 
 
 def _check_language(hypotheses: Path | None, target_language: str | None, searching: list[str]) -> None:

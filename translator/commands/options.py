@@ -23,6 +23,12 @@ CheckpointsOption = Annotated[
         "their log-probabilities are averaged.",
     ),
 ]
+FromOption = Annotated[
+    str | None, typer.Option("--from", metavar="CODE", help="Language of the source, for a shipped model; default en.")
+]
+ToOption = Annotated[
+    str | None, typer.Option("--to", metavar="CODE", help="Language of the translation; by default zh, from zh en.")
+]
 InputOption = Annotated[
     Path | None, typer.Option("--input", help="UTF-8 text, a sentence or paragraph a line; - is standard input.")
 ]
@@ -88,15 +94,22 @@ def load_translator(
     engine: str = "auto",
     compute_type: str = "auto",
     exact: bool = False,
+    languages: tuple[str | None, str | None] = (None, None),
 ) -> "Translator":
-    """The checkpoints in these folders, or the shipped one, ready to translate; raises `UserError`."""
+    """The checkpoints in these folders, or the shipped one for `languages`, ready to translate; raises `UserError`."""
+    from translator.checkpoint import checkpoint_folder
     from translator.pipeline import Translator
+    from translator.shipped import check_languages, shipped_checkpoint
 
+    if checkpoints and any(languages):
+        for folder in checkpoints:
+            check_languages(checkpoint_folder(folder), *languages)
+    checkpoints = checkpoints or [shipped_checkpoint(*languages)]
     set_threads(threads)
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "cache": cache, "workers": workers}
     given = {name: value for name, value in options.items() if value is not None}
     return Translator.from_checkpoint(
-        *checkpoints or (), device=device, engine=engine, compute_type=compute_type, exact=exact, **given
+        *checkpoints, device=device, engine=engine, compute_type=compute_type, exact=exact, **given
     )
 
 

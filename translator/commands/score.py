@@ -12,9 +12,11 @@ from translator.commands.options import (
     DeviceOption,
     EngineOption,
     ExactOption,
+    FromOption,
     InputOption,
     OutputOption,
     ThreadsOption,
+    ToOption,
     load_translator,
 )
 from translator.console import check_outputs, one_standard_input, output_file, progress_bar
@@ -36,6 +38,8 @@ def run(
         typer.Option(help="JSON lines from translate; - is standard input. Scores the very tokens it found."),
     ] = None,
     checkpoint: CheckpointsOption = None,
+    from_: FromOption = None,
+    to: ToOption = None,
     output: OutputOption = None,
     batch_tokens: BatchOption = None,
     threads: ThreadsOption = None,
@@ -56,7 +60,14 @@ def run(
         raise UserError("--input and --target: give both, or --candidates alone")
     check_outputs(output=output)
     translator = load_translator(
-        checkpoint, device, threads, batch_tokens, engine=engine, compute_type=compute_type, exact=exact
+        checkpoint,
+        device,
+        threads,
+        batch_tokens,
+        engine=engine,
+        compute_type=compute_type,
+        exact=exact,
+        languages=(from_, to),
     )
     with progress_bar("scoring") as advance:
         if candidates is not None:

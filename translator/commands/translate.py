@@ -19,10 +19,12 @@ from translator.commands.options import (
     DeviceOption,
     EngineOption,
     ExactOption,
+    FromOption,
     InputOption,
     OutputOption,
     SetOption,
     ThreadsOption,
+    ToOption,
     WorkersOption,
     decode_config,
     load_translator,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "translator translate 'How are you?'",
+    "translator translate --from zh '你好吗？'",
     "translator translate --input en.txt --output zh.txt --beam-size 5",
     "tail -f log.en | translator translate",
 )
@@ -57,6 +60,8 @@ def run(
         list[str] | None, typer.Argument(help="Text to translate; else --input, else stdin, as for -.")
     ] = None,
     checkpoint: CheckpointsOption = None,
+    from_: FromOption = None,
+    to: ToOption = None,
     input: InputOption = None,
     output: OutputOption = None,
     format: Annotated[Format, typer.Option(help="Plain text, or JSON lines with scores and tokens.")] = Format.text,
@@ -89,7 +94,16 @@ def run(
         raise UserError("--input: give text as arguments or a file, not both")
     check_outputs(output=output)
     translator = load_translator(
-        checkpoint, device, threads, batch_tokens, cache, workers, engine=engine, compute_type=compute_type, exact=exact
+        checkpoint,
+        device,
+        threads,
+        batch_tokens,
+        cache,
+        workers,
+        engine=engine,
+        compute_type=compute_type,
+        exact=exact,
+        languages=(from_, to),
     )
     config = decode_config(translator, beam_size, n_best, sample, set_ or [])
     to_file = output is not None and not is_standard_stream(output)
