@@ -103,7 +103,9 @@ class DecodeConfig:
     `max_length` tokens, end token included, is at most `max_length_factor * S + max_length_extra` for a source of S
     tokens. `early_stopping=True` ends a sentence when `beam_size` hypotheses are complete (Bahdanau et al. 2014, as
     Marian and fairseq do); `False` goes on until no live hypothesis can still beat the worst kept one (Huang et al.
-    2017, "When to Finish?"). `search` names a registered search; "auto": the other settings say which.
+    2017, "When to Finish?"). An n-gram of up to four tokens comes at most `max_in_a_row` times in a row, unless the
+    source repeats itself as often; 0: as often as it likes. `search` names a registered search; "auto": the other
+    settings say which.
     """
 
     beam_size: int = Field(default=4, ge=1, le=MOST_ROWS)
@@ -113,6 +115,7 @@ class DecodeConfig:
     max_length_factor: float = Field(default=2.0, ge=0, le=1000)
     max_length_extra: int = Field(default=10, ge=1, le=MOST_POSITIONS)
     no_repeat_ngram_size: int = Field(default=0, ge=0, le=MOST_POSITIONS)
+    max_in_a_row: int = Field(default=0, ge=0, le=MOST_POSITIONS)
     search: str = Field(default="auto", min_length=1, max_length=80)
     sampling: bool = False
     temperature: float = Field(default=1.0, ge=0.001, le=1000)

@@ -5,6 +5,7 @@ import pytest
 from translator.checkpoint import Checkpoint, CheckpointConfig
 from translator.config import DecodeConfig
 from translator.pipeline import Translator
+from translator.pipeline.text import goes_on_and_on
 from translator.search import Hypothesis
 from translator.typed.slots import NUMBERS, OTHERS, SLOTS
 
@@ -124,3 +125,28 @@ def test_sentences_that_differ_in_a_number_are_searched_for_once(translator):
     ((_, found),) = list(windows)
     assert seen[-1] == 1
     assert "12" in found[0][0].text and "77" in found[1][0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "on_and_on"),
+    [("学学学学生", True), ("学学学生", False), ("very very very very good", True), ("很好很好很好很好", True),
+     ("a b c d a b c d a b c d a b c d", True), ("very very very good", False), ("......", False), ("TTTT", True)],
+)  # fmt: skip
+def test_four_in_a_row_is_on_and_on(text, on_and_on):
+    assert goes_on_and_on(text, 3) is on_and_on
+
+
+def test_a_hypothesis_that_goes_on_and_on_is_not_taken_unless_the_source_does(translator, monkeypatch):
+    tokenizer = translator.tokenizer
+
+    def search(self, tasks, config, stopped):
+        for task in tasks:
+            task.found = [
+                Hypothesis(tokenizer.encode(text), score, score, True)
+                for text, score in (("猫猫猫猫", -1), (f"茶{NUMBERS[0]}", -2), ("狗", -3))
+            ]
+
+    monkeypatch.setattr(type(translator._decoder), "_search", search)
+    assert translator.translate(["the cat"]) == ["猫猫猫猫"]
+    assert translator.translate(["the cat"], max_in_a_row=3) == ["狗"]
+    assert translator.translate(["the the the the the cat"], max_in_a_row=3) == ["猫猫猫猫"]

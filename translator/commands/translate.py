@@ -85,8 +85,8 @@ def run(
 
     From a pipe, lines are translated as they arrive. - is standard input, and standard output for --output.
 
-    --set changes the other search settings: length_penalty, no_repeat_ngram_size, temperature, top_k, top_p, seed,
-    max_length_factor, max_length_extra, early_stopping, search.
+    --set changes the other search settings: length_penalty, no_repeat_ngram_size, max_in_a_row, temperature, top_k,
+    top_p, seed, max_length_factor, max_length_extra, early_stopping, search.
     """
     if n_best > 1 and format is Format.text:
         raise UserError("--n-best: several translations a line need --format jsonl")

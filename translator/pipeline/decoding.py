@@ -10,8 +10,9 @@ from translator.config import DecodeConfig
 from translator.engine import Engine
 from translator.errors import UserError
 from translator.pipeline.batching import batches
-from translator.pipeline.text import Task, one_line
+from translator.pipeline.text import Task, goes_on_and_on, one_line
 from translator.search import Driver, Hypothesis, Sentence, Start, rows_per_sentence, starter
+from translator.search.rules import has_loop
 from translator.tokenizer import Tokenizer
 from translator.typed.spans import same_slots
 
@@ -34,19 +35,20 @@ class TaskDecoder:
         too long for the model, and `CancelledError` soon after `stopped` is set.
         """
         if config.n_best == 1:
-            if config.search_name != "beam" or all(task.slots is None for task in tasks):
+            any_will_do = not config.max_in_a_row and all(task.slots is None for task in tasks)
+            if config.search_name != "beam" or any_will_do:
                 self._search(tasks, config, stopped)
                 return
             self._search(tasks, dataclasses.replace(config, n_best=config.beam_size), stopped)
             for task in tasks:
-                task.found = sorted(task.found, key=self._rank(task))[:1]
+                task.found = sorted(task.found, key=self._rank(task, config))[:1]
             return
         # A beam finds more hypotheses than are asked for; among them may be other texts.
         whole = config if config.sampling else dataclasses.replace(config, n_best=config.beam_size)
         self._search(tasks, whole, stopped)
         lacking = []
         for task in tasks:
-            task.found = self._different(sorted(task.found, key=self._rank(task)))[: config.n_best]
+            task.found = self._different(sorted(task.found, key=self._rank(task, config)))[: config.n_best]
             if len(task.found) < config.n_best:
                 lacking.append(task)
         rows = min(2 * rows_per_sentence(config), self.tokenizer.vocab_size)
@@ -55,7 +57,7 @@ class TaskDecoder:
             again = [dataclasses.replace(task, found=[]) for task in lacking]
             self._search(again, dataclasses.replace(config, beam_size=rows, n_best=rows), stopped)
             for task, more in zip(lacking, again, strict=True):
-                rank = self._rank(task)
+                rank = self._rank(task, config)
                 below = [hypothesis for hypothesis in more.found if rank(hypothesis) >= rank(task.found[0])]
                 task.found = self._different(sorted([*task.found, *below], key=rank))[: config.n_best]
 
@@ -125,6 +127,7 @@ class TaskDecoder:
                 end_id=tokenizer.eos_id,
                 suppressed=(tokenizer.pad_id, tokenizer.bos_id),
                 prefix=task.prefix,
+                may_loop=bool(config.max_in_a_row) and has_loop(task.ids, config.max_in_a_row),
                 key=task.key,
             )
             for task in tasks
@@ -137,11 +140,17 @@ class TaskDecoder:
             by_text.setdefault(one_line(self.tokenizer, hypothesis.tokens), hypothesis)
         return list(by_text.values())
 
-    def _rank(self, task: Task) -> Callable[[Hypothesis], tuple[bool, bool, float]]:
-        """Complete ones first, those with every placeholder before others, then by score, as searches order them."""
+    def _rank(self, task: Task, config: DecodeConfig) -> Callable[[Hypothesis], tuple[bool, int, float]]:
+        """Complete ones first, then those without a fault, then by score, as searches order them.
 
-        def rank(hypothesis: Hypothesis) -> tuple[bool, bool, float]:
-            lacks = task.slots is not None and not same_slots(self.tokenizer.decode(hypothesis.tokens), task.slots)
-            return not hypothesis.finished, lacks, -hypothesis.score
+        Faults are placeholders lost or made up, and what is repeated though the source repeats nothing.
+        """
+        may_loop = not config.max_in_a_row or has_loop(task.ids, config.max_in_a_row)
+
+        def rank(hypothesis: Hypothesis) -> tuple[bool, int, float]:
+            text = "" if may_loop and task.slots is None else self.tokenizer.decode(hypothesis.tokens)
+            faults = 2 * (task.slots is not None and not same_slots(text, task.slots))
+            faults += not may_loop and goes_on_and_on(text, config.max_in_a_row)
+            return not hypothesis.finished, faults, -hypothesis.score
 
         return rank

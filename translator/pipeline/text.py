@@ -1,9 +1,13 @@
 """Lines to sentences the model can take, what is to be decoded for them, and tokens back to lines."""
 
 import dataclasses
+from functools import lru_cache
+
+import regex  # type: ignore[import-untyped]
 
 from translator.errors import UserError
 from translator.search import Hypothesis
+from translator.search.rules import LONGEST_LOOP
 from translator.tokenizer import Tokenizer
 from translator.typed.sides import Source
 
@@ -60,6 +64,23 @@ def _cut(tokenizer: Tokenizer, ids: list[int], most: int) -> tuple[str, list[int
 def one_line(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` without line ends: bytes may spell one, and one line in is one line out."""
     return tokenizer.decode(ids).replace("\r", " ").replace("\n", " ").strip()
+
+
+def goes_on_and_on(text: str, most: int) -> bool:
+    """Whether one to four characters, or words, stand in `text` more than `most` times in a row.
+
+    Tokens don't show it: of `哈` and `哈哈` neither needs to be repeated.
+    """
+    letters, words = _in_a_row(most)
+    return bool(letters.search(text.replace(" ", "")) or words.search(text))
+
+
+@lru_cache
+def _in_a_row(most: int) -> tuple["regex.Pattern[str]", "regex.Pattern[str]"]:
+    return (
+        regex.compile(rf"([\p{{L}}\p{{N}}]{{1,{LONGEST_LOOP}}}?)\1{{{most},}}"),
+        regex.compile(rf"(?<!\S)(\S+(?: \S+){{0,{LONGEST_LOOP - 1}}}?)(?: \1){{{most},}}(?!\S)"),
+    )
 
 
 def check_text(number: int, *texts: str) -> None:

@@ -1,21 +1,32 @@
 """The rules on tokens: ids that may not come next, and ids that must. They never edit a matrix of scores."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from translator.engine.base import Scores
 from translator.search.base import NEVER
-from translator.search.grid import Grid
+from translator.search.grid import Grid, Member
 
 NONE = -1
 """Fills up the lists of rows with fewer ids than others; never an id."""
+
+
+LONGEST_LOOP = 4
+"""Tokens of the longest n-gram that `max_in_a_row` is about."""
 
 
 def banned_ids(grid: Grid, device: torch.device) -> Tensor | None:
     """Ids `(rows, n)` that may not come next: suppressed ones, and those that would repeat an n-gram."""
     if grid.once("repeats are banned", lambda: any(member.config.no_repeat_ngram_size for member in grid.members)):
         return _banned(grid, device)
-    return grid.once("banned", lambda: _banned(grid, device))
+    if grid.once("loops are banned", lambda: any(member.config.max_in_a_row for member in grid.members)):
+        loops = [_loop_ids(member, grid.rows) for member in grid.members]
+        if any(ids for rows in loops for ids in rows):  # rare: what is banned else stays the same from step to step
+            return _banned(grid, device)
+    return grid.once("banned", lambda: _as_tensor([[*member.sentence.suppressed] for member in grid.members
+                                                   for _ in range(grid.rows)], device))  # fmt: skip
 
 
 def forced_ids(grid: Grid, device: torch.device) -> Tensor | None:
@@ -49,12 +60,43 @@ def candidates(scores: Scores, k: int, banned: Tensor | None, forced: Tensor | N
     )
 
 
+def loop_ids(held: list[int], most: int) -> list[int]:
+    """The tokens that would make an n-gram of up to `LONGEST_LOOP` tokens stand at the end of `held` a time too often.
+
+    That is more than `most` times in a row.
+    """
+    ids = []
+    for n in range(1, LONGEST_LOOP + 1):
+        end = held[len(held) - n * (most + 1) + 1 :] if len(held) >= n * (most + 1) - 1 else []
+        if end and end[n:] == end[:-n]:
+            ids.append(held[-n])
+    return ids
+
+
+def has_loop(ids: Sequence[int], most: int) -> bool:
+    """Whether an n-gram of up to `LONGEST_LOOP` tokens stands in `ids` more than `most` times in a row."""
+    held = list(ids)
+    return any(held[end] in loop_ids(held[:end], most) for end in range(most, len(held)))
+
+
+def _loop_ids(member: Member, rows: int) -> list[list[int]]:
+    most = member.config.max_in_a_row
+    if not most or member.sentence.may_loop:
+        return [[]] * rows
+    return [loop_ids(held, most) for held in member.all_held(rows)]
+
+
 def _banned(grid: Grid, device: torch.device) -> Tensor | None:
     by_row: list[list[int]] = []
     for member in grid.members:
         suppressed, n = list(member.sentence.suppressed), member.config.no_repeat_ngram_size
         repeats = [_repeats(held, n) for held in member.all_held(grid.rows)] if n else [[]] * grid.rows
-        by_row += [suppressed + more for more in repeats]
+        loops = _loop_ids(member, grid.rows)
+        by_row += [suppressed + more + looping for more, looping in zip(repeats, loops, strict=True)]
+    return _as_tensor(by_row, device)
+
+
+def _as_tensor(by_row: list[list[int]], device: torch.device) -> Tensor | None:
     n = max(len(ids) for ids in by_row)
     if n == 0:
         return None

@@ -27,6 +27,7 @@ from tests.translator.search.models import (
 )
 from translator.config import DecodeConfig
 from translator.search import rows_per_sentence, search
+from translator.search.rules import has_loop
 
 pytestmark = pytest.mark.numeric
 
@@ -147,3 +148,38 @@ def test_a_long_target_is_added_up_without_rounding(config):
             float(row.log_softmax(0)[token]) for row, token in zip(logits, hypothesis.tokens, strict=True)
         )
         assert exact < -24_000 and hypothesis.log_prob == pytest.approx(exact, abs=1e-6)
+
+
+@every_search
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_nothing_comes_more_often_in_a_row_than_it_may_unless_the_source_does(config, period):
+    def table(sentence: int, held: tuple[int, ...]) -> list[float]:
+        loop = [float(place == 3 + len(held) % period) * 15 for place in range(V)]
+        loop[EOS] = -4.0
+        return [logit + noise for logit, noise in zip(loop, random_table(5, 0.5)(sentence, held), strict=True)]
+
+    settings = {"beam_size": config.beam_size, "n_best": config.n_best, "sampling": config.sampling}
+    limits = [24, 24, 24]
+    free = run(table, DecodeConfig(**settings), limits)
+    assert any(has_loop(h.tokens, 3) for found in free for h in found), "a vain test"
+    for found in run(table, DecodeConfig(**settings, max_in_a_row=3), limits):
+        for hypothesis in found:
+            assert not has_loop(hypothesis.tokens, 3)
+            assert math.isfinite(hypothesis.log_prob)
+    assert run(table, DecodeConfig(**settings, max_in_a_row=3), limits, may_loop=True) == free
+
+
+@pytest.mark.parametrize(
+    ("ids", "loops"),
+    [
+        ([7, 7, 7], False),
+        ([7, 7, 7, 7], True),
+        ([1, 7, 8, 7, 8, 7, 8, 7, 8, 2], True),
+        ([1, 7, 8, 7, 8, 7, 8, 7, 2], False),
+        ([1, 2, 3, 4] * 4, True),
+        ([1, 2, 3, 4, 5] * 4, False),
+        ([], False),
+    ],
+)
+def test_a_loop_is_more_than_three_in_a_row(ids, loops):
+    assert has_loop(ids, 3) is loops
