@@ -50,11 +50,16 @@ def is_intact(kind: str, line: str, translation: str, kept: Sequence[str]) -> bo
         return False
     if kind == "tag" and [*map(translation.find, kept)] != sorted(map(translation.find, kept)):
         return False
+    if kind == "list":
+        return True
     # Behind the mark belongs what was typed there, an emoji say.
-    body, typed_body = translation.rstrip(MARKS), line.rstrip(MARKS)
-    last, typed_last = (max((text.rfind(mark) for mark in "!?。！？"), default=-1) for text in (body, typed_body))
-    behind = [span for span in kept if last >= 0 and body.rfind(span) > last and translation.count(span) == 1]
-    return all(typed_last >= 0 and typed_body.rfind(span) > typed_last for span in behind)
+    last, typed_last = (_last_mark(text.rstrip(MARKS)) for text in (translation, line))
+    behind = [span for span in kept if 0 <= last < translation.rfind(span) and translation.count(span) == 1]
+    return all(0 <= typed_last < line.rfind(span) for span in behind)
+
+
+def _last_mark(text: str) -> int:
+    return max((found.start() for found in regex.finditer(r"[!?。！？]|\.(?=\s|\\|$)", text)), default=-1)
 
 
 def on_typed_lines(translator: Translator, direction: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from functools import cached_property
 from threading import Event
 
 from translator.cache import CacheSpec
@@ -14,10 +15,11 @@ from translator.pipeline.text import Task, goes_on_and_on, one_line
 from translator.search import Driver, Hypothesis, Sentence, Start, rows_per_sentence, starter
 from translator.search.rules import has_loop
 from translator.tokenizer import Tokenizer
+from translator.typed.slots import SLOTS
 from translator.typed.spans import same_slots
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class TaskDecoder:
     """Decodes tasks with one engine. `batch_tokens` bounds rows times the longest source; `cache` is a kind."""
 
@@ -119,19 +121,30 @@ class TaskDecoder:
                     f"line {task.key[0]}: the target prefix has {len(task.prefix)} tokens; "
                     f"this model's targets end at {limit}"
                 )
+        return [self._sentence(task, config) for task in tasks]
+
+    def _sentence(self, task: Task, config: DecodeConfig) -> Sentence:
         tokenizer = self.tokenizer
-        return [
-            Sentence(
-                max_length=min(config.max_length(len(task.ids)), limit),
-                start_id=tokenizer.bos_id,
-                end_id=tokenizer.eos_id,
-                suppressed=(tokenizer.pad_id, tokenizer.bos_id),
-                prefix=task.prefix,
-                may_loop=bool(config.max_in_a_row) and has_loop(task.ids, config.max_in_a_row),
-                key=task.key,
-            )
-            for task in tasks
-        ]
+        exactly: dict[int, int] = {}
+        suppressed = [tokenizer.pad_id, tokenizer.bos_id]
+        if task.slots is not None:
+            exactly = {token: task.slots.count(slot) for slot, token in self._slots.items() if slot in task.slots}
+            suppressed += [token for token in self._slots.values() if token not in exactly]
+        return Sentence(
+            max_length=min(config.max_length(len(task.ids)), self.engine.max_positions),
+            start_id=tokenizer.bos_id,
+            end_id=tokenizer.eos_id,
+            suppressed=suppressed,
+            prefix=task.prefix,
+            exactly=exactly,
+            may_loop=bool(config.max_in_a_row) and has_loop(task.ids, config.max_in_a_row),
+            key=task.key,
+        )
+
+    @cached_property
+    def _slots(self) -> dict[str, int]:
+        """The ids of the placeholders."""
+        return dict(zip(SLOTS, self.tokenizer.ids(list(SLOTS)), strict=True))
 
     def _different(self, found: list[Hypothesis]) -> list[Hypothesis]:
         """The first hypothesis of each text."""

@@ -1,7 +1,8 @@
 """What every search shares: the sentences it was given and the hypotheses it finds."""
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,9 @@ class Sentence:
 
     `max_length` counts the end token. `start_id` comes before the first token, `end_id` completes a target and may be
     the same; `suppressed` are never chosen. `prefix` are target tokens that the choice is overridden with, step by
-    step. With `may_loop`, as for a source that repeats itself, `max_in_a_row` doesn't count. `key` makes sampling
-    independent of batch mates, by default the sentence's number. `config`, by default the search's, has to ask for the
-    same search with as many rows.
+    step. Each id of `exactly` is chosen as often as it says, and no target ends before. With `may_loop`, as for a
+    source that repeats itself, `max_in_a_row` doesn't count. `key` makes sampling independent of batch mates, by
+    default the sentence's number. `config`, by default the search's, has to ask for the same search with as many rows.
     """
 
     max_length: int
@@ -30,6 +31,7 @@ class Sentence:
     end_id: int
     suppressed: Sequence[int] = ()
     prefix: Sequence[int] = ()
+    exactly: Mapping[int, int] = dataclasses.field(default_factory=dict)
     may_loop: bool = False
     key: tuple[int, ...] | None = None
     config: DecodeConfig | None = None

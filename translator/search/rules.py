@@ -18,15 +18,12 @@ LONGEST_LOOP = 4
 
 
 def banned_ids(grid: Grid, device: torch.device) -> Tensor | None:
-    """Ids `(rows, n)` that may not come next: suppressed ones, and those that would repeat an n-gram."""
-    if grid.once("repeats are banned", lambda: any(member.config.no_repeat_ngram_size for member in grid.members)):
-        return _banned(grid, device)
-    if grid.once("loops are banned", lambda: any(member.config.max_in_a_row for member in grid.members)):
-        loops = [_loop_ids(member, grid.rows) for member in grid.members]
-        if any(ids for rows in loops for ids in rows):  # rare: what is banned else stays the same from step to step
-            return _banned(grid, device)
-    return grid.once("banned", lambda: _as_tensor([[*member.sentence.suppressed] for member in grid.members
-                                                   for _ in range(grid.rows)], device))  # fmt: skip
+    """Ids `(rows, n)` that may not come next: suppressed ones, those that would repeat an n-gram, or come too often."""
+    bans_change = grid.once("bans hang on the rows", lambda: any(map(_hang_on_rows, grid.members)))
+    # A loop is rare: what is banned mostly stays the same from step to step.
+    if bans_change or any(ids for member in grid.members for ids in _loop_ids(member, grid.rows)):
+        return _as_tensor(_banned(grid), device)
+    return grid.once("banned", lambda: _as_tensor(_suppressed(grid), device))
 
 
 def forced_ids(grid: Grid, device: torch.device) -> Tensor | None:
@@ -86,14 +83,30 @@ def _loop_ids(member: Member, rows: int) -> list[list[int]]:
     return [loop_ids(held, most) for held in member.all_held(rows)]
 
 
-def _banned(grid: Grid, device: torch.device) -> Tensor | None:
-    by_row: list[list[int]] = []
-    for member in grid.members:
-        suppressed, n = list(member.sentence.suppressed), member.config.no_repeat_ngram_size
-        repeats = [_repeats(held, n) for held in member.all_held(grid.rows)] if n else [[]] * grid.rows
-        loops = _loop_ids(member, grid.rows)
-        by_row += [suppressed + more + looping for more, looping in zip(repeats, loops, strict=True)]
-    return _as_tensor(by_row, device)
+def _hang_on_rows(member: Member) -> bool:
+    return bool(member.config.no_repeat_ngram_size or member.sentence.exactly)
+
+
+def _suppressed(grid: Grid) -> list[list[int]]:
+    return [list(member.sentence.suppressed) for member in grid.members for _ in range(grid.rows)]
+
+
+def _banned(grid: Grid) -> list[list[int]]:
+    by_row = _suppressed(grid)
+    for slot, member in enumerate(grid.members):
+        rows = by_row[slot * grid.rows : (slot + 1) * grid.rows]
+        for ids, more in zip(rows, _loop_ids(member, grid.rows), strict=True):
+            ids += more
+        if not _hang_on_rows(member):
+            continue
+        n, sentence = member.config.no_repeat_ngram_size, member.sentence
+        for ids, held in zip(rows, member.all_held(grid.rows), strict=True):
+            ids += _repeats(held, n) if n else []
+            counts = {token: held.count(token) for token in sentence.exactly}
+            ids += [token for token, most in sentence.exactly.items() if counts[token] >= most]
+            if any(counts[token] < least for token, least in sentence.exactly.items()):
+                ids.append(sentence.end_id)
+    return by_row
 
 
 def _as_tensor(by_row: list[list[int]], device: torch.device) -> Tensor | None:

@@ -183,3 +183,18 @@ def test_nothing_comes_more_often_in_a_row_than_it_may_unless_the_source_does(co
 )
 def test_a_loop_is_more_than_three_in_a_row(ids, loops):
     assert has_loop(ids, 3) is loops
+
+
+@every_search
+@pytest.mark.parametrize("exactly", [{A: 2, B: 0}, {A: 1, C: 1}, {B: 3}])
+def test_each_id_is_chosen_exactly_as_often_as_it_has_to_be(config, exactly):
+    settings = {"beam_size": config.beam_size, "n_best": config.n_best, "sampling": config.sampling}
+    limits = [60, 60, 60, 60]
+    free = run(random_table(9), DecodeConfig(**settings), limits)
+    assert any(h.tokens.count(token) != n for found in free for h in found for token, n in exactly.items())
+    for found in run(random_table(9), DecodeConfig(**settings), limits, exactly=exactly):
+        assert any(hypothesis.finished for hypothesis in found), "a vain test"
+        for hypothesis in found:
+            for token, n in exactly.items():
+                assert hypothesis.tokens.count(token) <= n
+                assert hypothesis.tokens.count(token) == n or not hypothesis.finished
