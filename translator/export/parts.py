@@ -17,6 +17,11 @@ The weights keep the terms of the checkpoint they come from. From this folder:
 Text goes in and comes out through the SentencePiece model, white space of any kind and length as one space. Sources end
 with the end token; a source or target has at most {positions} tokens, end token included.
 """
+SLOTS = """
+The vocabulary has placeholders (U+E000 to U+E00F) for numbers, addresses, tags and the like. `Sides.source` of
+Translator's `translator.typed.sides` puts them into a sentence, in the form that the model was trained on, and
+`Sides.target` puts back what they stand for.
+"""
 
 
 def check_structure(model: ModelConfig, compute_type: str, to: str) -> None:
@@ -29,10 +34,10 @@ def check_structure(model: ModelConfig, compute_type: str, to: str) -> None:
         raise UserError(f"--to {to}: cannot express attention = {model.attention!r}; it has multihead alone")
 
 
-def load_instructions(config: CheckpointConfig, toolkit: str, usage: str) -> str:
-    """The text of the export's README.md, with `usage` as its Python."""
+def load_instructions(config: CheckpointConfig, toolkit: str, usage: str, slots: bool) -> str:
+    """The text of the export's README.md, with `usage` as its Python; `slots` says that the vocabulary has some."""
     model = config.model
-    return CARD.format(
+    return (CARD + SLOTS * slots).format(
         source=config.source_language,
         target=config.target_language,
         toolkit=toolkit,

@@ -73,7 +73,9 @@ def prepare(checkpoint: Checkpoint, compute_type: str) -> Callable[[Path], None]
     def save(folder: Path) -> None:
         spec.save(str(folder))
         atomic_write_bytes(folder / TOKENIZER, tokenizer.model)
-        atomic_write_bytes(folder / "README.md", load_instructions(config, "CTranslate2", usage).encode())
+        atomic_write_bytes(
+            folder / "README.md", load_instructions(config, "CTranslate2", usage, tokenizer.has_slots).encode()
+        )
 
     return save
 

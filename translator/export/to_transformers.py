@@ -53,7 +53,9 @@ def prepare(checkpoint: Checkpoint, compute_type: str) -> Callable[[Path], None]
         for name, values in ((CONFIG, settings), (GENERATION, generation)):
             atomic_write_bytes(folder / name, (json_text(values, indent=2) + "\n").encode())
         atomic_write_bytes(folder / TOKENIZER, tokenizer.model)
-        atomic_write_bytes(folder / "README.md", load_instructions(config, "Transformers", usage).encode())
+        atomic_write_bytes(
+            folder / "README.md", load_instructions(config, "Transformers", usage, tokenizer.has_slots).encode()
+        )
 
     return save
 
