@@ -33,19 +33,21 @@ _FILE = (
     rf"{_ALONE}(?:[\w.+-]{{1,64}}/){{0,16}}[\w.+-]{{0,63}}\w{_SUFFIX}|(?<=[^\x00-\x7F]){_SUFFIX}|\*\.\w+"
     r"|(?<!\S)\.[a-z]\w*rc(?!\w)"
 )
-_PATH = r"(?<!\w)[A-Za-z]:\\[\w\\.~-]*(?<!\.)|(?<![\w/.<~)])(?:~|\.{1,2})?/[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
-_FORMAT = (
-    r"%\(\w+\)[#0+-]*\d*(?:\.\d+)?[a-zA-Z]|%\{\w+\}|%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
-    r"(?:hh|h|ll|l|L|z|j|t)?[diouxXeEfFgGcsSpn](?![a-zA-Z])|%%|%[A-Za-z_]\w*%|%[1-9]\d?(?!\d)"
+_PATH = (
+    r"(?<!\w)[A-Za-z]:\\[\w\\.~-]*(?<!\.)|(?<![\w/.<~)])(?:~|\.{1,2})?/\.?[A-Za-z][\w.@+-]*(?:/[\w.@+*-]+)*/?(?<![.,])"
 )
-_BRACED = r"\$?\{\{[^{}\n]{0,60}\}\}|[$#]?\{[\w.:!$\[\]-]{0,60}\}|\$\([\w.]+\)|\$[A-Za-z_]\w*"
-_TAG = r"</?[A-Za-z][^<>\n]{0,200}>|<!--[^\n]{0,200}?-->|&(?:[A-Za-z]{2,8}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});"
-_CODE = rf"`[^`\n]+`|\\[ntr0\"'\\]|{_ALONE}[A-Za-z_]\w*(?:\.\w+){{0,8}}\(\)"
+_FORMAT = (
+    r"%\(\w+\)[#0+-]*\d*(?:\.\d+)?[a-zA-Z]|%\{\w+\}|%(?:\d+\$)?[#0+'-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
+    r"(?:hh|h|ll|l|L|z|j|t)?(?:[diouxXeEfFgGcsSpn](?![a-zA-Z])|@)|%%|%[A-Za-z_]\w*%|%[1-9]\d?(?!\d)"
+)
+_BRACED = r"\$?\{\{[^{}\n]{0,60}\}\}|[$#]?\{[\w.:!$\[\]-]{0,60}\}|\$\([\w.]+\)|\$[A-Za-z_]\w*(?:/[\w./-]*\w)?"
+_TAG = r"</?(?:[A-Za-z][^<>\n]{0,200}|\d{1,4})/?>|<!--[^\n]{0,200}?-->|&(?:[A-Za-z]{2,8}|#\d{1,6}|#x[0-9A-Fa-f]{1,5});"
+_CODE = rf"`[^`\n]+`|\\[ntr\d\"'\\]|\*\*|~~|{_ALONE}[A-Za-z_]\w*(?:\.\w+){{0,8}}\(\)"
 _NAME = (
-    r"(?<![\w-])--[a-z][\w-]+|(?<!\w)[A-Za-z]\w*_\w*[A-Za-z0-9]|(?<![\w.])@[A-Za-z0-9_]\w*"
+    r"(?<![\w-])--[a-z][\w-]+|(?<!\w)[A-Za-z]\w*_\w*[A-Za-z0-9]|(?<![\w.])@[A-Za-z0-9_]\w*@?"
     r"|(?<![\p{L}\p{N}_&])#[\p{L}\p{N}_]*[\p{L}_][\p{L}\p{N}_]*"
 )
-_SMILE = r"(?<!\S)[:;=]-?[()DPp](?!\S)"
+_SMILE = r"(?<!\S)(?:[:;=]-?[()DPp]|<3)(?!\S)|(?<!\w)C(?:\+\+|#)(?!\w)"
 # Ctrl+Shift+F10; MP3, COVID-19, A4, v2.0, B1:C3; 4K, 3D
 _CODED = (
     r"(?<![\w+])[A-Z][A-Za-z]{0,9}(?:\+[A-Za-z0-9]{1,10}){1,4}(?![\w+])|"
@@ -53,8 +55,9 @@ _CODED = (
     r"|\d+(?:\.\d+)*-?(?!(?:AM|PM|ST|ND|RD|TH|KM|KG|CM|MM|S)(?!\w))[A-Z]{1,4}\d*)(?!\w)"
 )
 _SIGN = r"(?:US|HK|NT|A|C)?[$€£¥₹₩₽]"
+_PHONE = r"(?<![\w+])(?:\+\d{1,3}(?: \(?\d{1,5}\)?){1,2}(?:[ -]\d{2,5}){1,3}|\(\d{2,5}\) ?\d{3,4}[ -]\d{3,5})(?![\d-])"
 _NUMBER = (
-    rf"(?<!\d)(?:{_SIGN}\s?[+-]?|(?<![\w)])[+-])?\d{{1,40}}(?:[.,:/-]\d{{1,40}}){{0,8}}"
+    rf"(?<!\d)(?:{_SIGN}\s?[+-]?|(?<![\w)])[+-])?\d{{1,40}}(?:[.,:/-]\d{{1,40}}){{0,8}}(?:[eE][+-]?\d{{1,4}}(?!\w)|×10\^-?\d{{1,4}})?"
     r"(?:\s?[%‰€£°]C?(?![A-Za-z\d({])|℃)?"
 )
 # A month is a number with a name, and 3万 is 30,000: their values count.
@@ -62,11 +65,12 @@ _COUNTED = r"(?!\d|[.,:/-]\d|\s?[月万亿千百])"
 
 _OTHERS = "|".join([_URL, _EMAIL, _TAG, _CODE, _FORMAT, _BRACED, _NAME, _PATH, _FILE, _HOST, _SMILE, _CODED])
 _OTHERS, _NUMBERS = (
-    pattern.replace(r"\w", "[A-Za-z0-9_]").replace(r"\d", "[0-9]") for pattern in (_OTHERS, _NUMBER + _COUNTED)
+    pattern.replace(r"\w", "[A-Za-z0-9_]").replace(r"\d", "[0-9]")
+    for pattern in (_OTHERS, f"{_PHONE}|{_NUMBER}{_COUNTED}")
 )
 _PATTERN = regex.compile(rf"(?P<other>(?:{EMOJI})+|{_OTHERS}|[\uE000-\uE00F])|(?P<number>{_NUMBERS})", regex.V1)
 _MAY_HOLD = regex.compile(
-    r"[0-9@#%$<{`\\/&_~\uE000-\uE00F]|\.[A-Za-z]|--|[:;=]-?[()DPp]|\(\)|[[\p{Emoji}--[0-9#*]]]", regex.V1
+    r"[0-9@#%$<{`*\\/&_~\uE000-\uE00F]|\.[A-Za-z]|--|[:;=]-?[()DPp]|\(\)|[[\p{Emoji}--[0-9#*]]]", regex.V1
 )
 _IDEOGRAPHS = r"[\p{Han}\p{Hiragana}\p{Katakana}]"
 _LETTERS = rf"[[\p{{L}}\p{{M}}\p{{N}}]--{_IDEOGRAPHS}]+"
