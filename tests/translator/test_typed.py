@@ -13,7 +13,7 @@ from translator.pipeline.sentences import split_marker, split_sentences
 from translator.tokenizer import Tokenizer
 from translator.typed.accelerators import put_accelerator, strip_accelerator
 from translator.typed.casing import sentence_case
-from translator.typed.plain import narrow, plain
+from translator.typed.plain import full_stops, narrow, plain
 from translator.typed.sides import Sides
 from translator.typed.slots import NUMBERS, OTHERS, SLOTS
 from translator.typed.spans import find, protect, restore, same_slots
@@ -105,6 +105,12 @@ def test_chinese_has_one_form(typed, form):
     assert plain(narrow(typed, "zh"), "zh") == form
 
 
+def test_a_plain_stop_between_chinese_sentences_splits_them():
+    assert full_stops("他来了.我走了. 3.5元a.b", "zh") == "他来了。我走了. 3.5元a.b"
+    assert full_stops("「好.」他想.", "zh") == "「好.」他想."
+    assert full_stops("他来了.我走了", "ja-Latn") == "他来了.我走了"
+
+
 def test_french_keeps_its_space_before_a_mark():
     assert plain("Quoi ?", "fr") == "Quoi ?"
 
@@ -139,7 +145,7 @@ def score(word: str) -> float:
         ("\ue00athe station\ue00b", "\ue00aThe station\ue00b"),
         ("\ue00a is the station", "\ue00a is the station"),
         ("Where Is The NASA Station", "Where is the NASA station"),
-        ("The Zzyzx Is New", "The Zzyzx is new"),
+        ("The Paris Station Is New", "The Paris station is new"),
         ("TTB-RTL", "TTB-RTL"),
     ],
 )

@@ -30,7 +30,6 @@ from translator.pipeline.workers import Workers, layout
 from translator.search import Hypothesis, check_finite, policy_of
 from translator.typed.sides import Sides, Source
 from translator.typed.spans import restore
-from translator.typed.visible import visible
 
 log = logging.getLogger("translator")
 
@@ -289,7 +288,7 @@ class Translator:
         check_text(number, line, prefix)
         limit, sides = self.engine.max_positions, self._sides
         pieces = []
-        for place, (marker, sentence) in enumerate(self._marked_sentences(visible(line), prefix, split)):
+        for place, (marker, sentence) in enumerate(self._marked_sentences(sides.line(line), prefix, split)):
             source, ids, whole = fitted(self.tokenizer, sides.source(sentence), limit)
             if whole > limit:
                 log.warning("line %d: a sentence of %d tokens was cut to the model's %d", number, whole, limit)

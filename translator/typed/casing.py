@@ -71,4 +71,4 @@ def _from_title(word: str, score: Score) -> str:
     lower = word.lower()
     if len(word) > 1 and word.isupper():
         return word
-    return lower if score(lower) > max(_ONE_PIECE, score(word) - _CLEARLY) else word
+    return word if score(word) > score(lower) + _CLEARLY else lower

@@ -20,13 +20,20 @@ _DASH = regex.compile(r"\s*(?:[—―]+|(?<![\w-])-{2,3}(?!-)|(?<!-)-{2,3}(?![\w
 _BEFORE_A_MARK = regex.compile(r"(?<=[\p{L}\p{N}\p{Co}\"')\]])\s+(?=[.,!?;:]+(?:[\s\"']|$))")
 _BETWEEN_WORDS = regex.compile(r"(?<=\p{L})[,;!?](?=\p{L})")
 _AT_A_WIDE_MARK = regex.compile(r"\s+(?=[。，！？；：、])|(?<=[。，！？；：、])\s+")
-_HALF_AFTER_HAN = regex.compile(
-    r"(?<=[\p{Han}\p{Co}\"')）】》])\s*([?!,;:])(?!//|\p{Co})\s*|(?<=[\p{Han}\"')）】》])\s*\.(?=\s*[\"']?$)"
-)
+_BEFORE = r"(?<=[\p{Han}\p{Co}\"')）】》])\s*"
+_HALF_AFTER_HAN = regex.compile(rf"{_BEFORE}([?!,;:])(?!//)\s*|{_BEFORE}\.(?=\s*[\"']?$|[\"'])")
+_STOP_IN_HAN = regex.compile(r"(?<=\p{Han}[\"'”’」』）)]?)\.(?=[\"'“‘「『（]?\p{Han})")
 _FULL = {"?": "？", "!": "！", ",": "，", ";": "；", ":": "：", "": "。"}
 _SPACED_MARKS = {"fr", "br"}
 """Languages with a space before `?`, `!`, `;` and `:`."""
 _CHANGES = regex.compile(r"[^ !-,./0-;=-~]|-{2}|\.{2}|\. \.| [.,!?;:]|[`]|\p{L}[,;!?]\p{L}")
+
+
+def full_stops(text: str, language: str) -> str:
+    """`text` with a full stop of its own where Chinese has a plain one between two sentences: they are split there."""
+    if "." not in text or "Han" not in language_of(language).scripts:
+        return text
+    return _STOP_IN_HAN.sub("。", text)
 
 
 def narrow(text: str, language: str) -> str:

@@ -9,7 +9,7 @@ from translator.languages import language
 from translator.tokenizer import Tokenizer, one_space
 from translator.typed.accelerators import Accelerator, put_accelerator, strip_accelerator, without_key
 from translator.typed.casing import sentence_case
-from translator.typed.plain import REWRITTEN, narrow, plain
+from translator.typed.plain import REWRITTEN, full_stops, narrow, plain
 from translator.typed.slots import NUMBERS, OTHERS
 from translator.typed.spans import Span, assign, find, mask, restore
 from translator.typed.visible import visible
@@ -40,12 +40,18 @@ class Sides:
         self._known, self._score = tokenizer.characters | REWRITTEN, tokenizer.likelihood
         self._cased = language(source_language).spaced  # a Chinese sentence's case is that of the names in it
 
+    def line(self, text: str) -> str:
+        """A line that somebody typed, as it is to be split into sentences."""
+        text = visible(text)
+        return full_stops(text, self.source_language) if self.slots else text
+
     def source(self, text: str) -> Source:
         """A sentence that somebody typed."""
         text = visible(text)
         if not self.slots:
             return Source(text)
-        text, accelerator = strip_accelerator(narrow(one_space(text), self.source_language))
+        text = full_stops(one_space(text), self.source_language)
+        text, accelerator = strip_accelerator(narrow(text, self.source_language))
         spans = find(text, self._known)
         slots = assign(spans)
         return Source(self._plain(mask(text, spans, slots)), {slot: own for own, slot in slots.items()}, accelerator)
@@ -86,7 +92,8 @@ class Sides:
         source, target = visible(source), visible(target)
         if not self.slots:
             return source, target
-        source, accelerator = strip_accelerator(narrow(one_space(source), self.source_language))
+        source = full_stops(one_space(source), self.source_language)
+        source, accelerator = strip_accelerator(narrow(source, self.source_language))
         target = strip_accelerator(target)[0] if accelerator else without_key(target)
         mine = find(source, self._known)
         # Every character is still one, so that what was found in the narrow text can be cut out of the other.
