@@ -277,6 +277,10 @@ def test_what_both_sides_hold_shares_a_placeholder():
     assert target == f"价格：{slot}，好！"
 
 
+def test_what_one_side_holds_more_often_stays_as_it_is():
+    assert Sides(slotted(), "en", "zh").pair("The price is 7 of 7.", "价格：7") == ("The price is 7 of 7.", "价格：7")
+
+
 def test_all_placeholders_are_trained():
     sides = Sides(slotted(), "en", "zh")
     drawn = set()

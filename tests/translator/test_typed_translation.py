@@ -48,6 +48,16 @@ def test_no_placeholder_is_left_and_nothing_is_lost(translator, settings):
             assert all(span in candidate.text for span in kept), candidate.text
 
 
+def test_no_placeholder_is_made_up(translator):
+    words = ["cat", "dog", "tea", "book", "rain", "walk", "price", "station", "week", "morning"]
+    lines = [f"The {one} is {number} of the {other}." for number, one in enumerate(words) for other in words]
+    for candidates in translator.candidates(lines, search="sampling", n_best=3):
+        for candidate in candidates:
+            (tokens,) = candidate.tokens
+            assert {token for token in tokens if token in SLOTS} <= {NUMBERS[0]}
+            assert tokens.count(NUMBERS[0]) == 1 or tokens[-1] != "</s>"
+
+
 def test_what_holds_no_letter_is_copied(translator):
     assert translator.translate(["7:45", "😂 100%!", "%s: %d", "https://a.example/b?c=1"]) == [
         "7:45", "😂 100%!", "%s: %d", "https://a.example/b?c=1"
