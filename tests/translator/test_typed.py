@@ -63,7 +63,11 @@ def test_what_makes_an_emoji_or_a_letter_stays(text):
     assert visible(f"x\u200b{text}\u00ad") == f"x{text}"
 
 
-@given(st.text(st.sampled_from("aé中 \u00ad\u200b\u200c\u200d\ufe0f\u20e3👩💻🏽5یक\u094d\U000e0067\U000e007f🇨\x00\n")))
+@given(
+    st.text(
+        st.sampled_from("aé中 ᠠ\u180b\u00ad\u200b\u200c\u200d\ufe0f\u20e3👩💻🏽5یक\u094d\U000e0067\U000e007f🇨\x00\n")
+    )
+)
 def test_what_is_seen_is_seen_again(text):
     assert visible(visible(text)) == visible(text)
 
