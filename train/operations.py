@@ -116,7 +116,11 @@ class FusedOperations(EagerOperations):
         dropout: str | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See `Operations.product`."""
+        """See `Operations.product`; raises `ValueError` for what no layer asks for and no kernel does."""
+        if activation is not None and residual is not None:
+            raise ValueError(f"{self.place}{name}: an activation and a residual behind one product are not fused")
+        if dropout is not None and activation is None and residual is None:
+            raise ValueError(f"{self.place}{name}: dropout is fused with an activation or a residual, not alone")
         weight, bias, cast, cast_bias = self.model.casts.all[self.place + name]
         gamma = beta = None
         eps = 0.0
