@@ -179,6 +179,10 @@ def test_case_that_says_nothing_is_restored(typed, form):
         ("Press Ctrl+Alt+F2.", ["Ctrl+Alt+F2"]),
         ("打开报告.pdf，调用foo()", [".pdf", "foo()"]),
         ("See https://example.com/a?b=1, or mail bob@example.com.", ["https://example.com/a?b=1", "bob@example.com"]),
+        (
+            '"http://a.example/b"<http://c.example> (http://d.example).',
+            ["http://a.example/b", "<http://c.example>", "http://d.example"],
+        ),
         ("（http://example.com）。", ["http://example.com"]),
         ("report.pdf /usr/share C:\\Users\\me", ["report.pdf", "/usr/share", "C:\\Users\\me"]),
         (

@@ -62,9 +62,10 @@ class Sides:
             return text
         lost = " ".join(slot for slot in source.spans if slot not in text)
         text += " " * bool(text and lost) + lost
-        if any(map(str.isalpha, text)):  # the letter to mark is to be none of a span's
-            return restore(put_accelerator(text, source.accelerator, self.target_language), source.spans)
-        return put_accelerator(restore(text, source.spans), source.accelerator, self.target_language)
+        marked = restore(put_accelerator(text, source.accelerator, self.target_language), source.spans)
+        if source.accelerator and text and not any(map(str.isalpha, text)) and marked[0].isalpha():
+            marked = source.accelerator.mark + marked  # a word that was copied
+        return marked
 
     def typed(self, source: Source) -> str:
         """`source` as somebody may have typed it."""

@@ -22,12 +22,13 @@ _SUFFIXES = "|".join(
     )
 )
 _HOSTS = "com|org|net|edu|gov|io|info|dev|app|co|uk|de|fr|eu|cn|jp|kr|us|ca|au|example|test|local"
+_IN_URL = r"[[!-~]--[<>\"'`]]"
 _URL = (
-    r"(?i:https?|ftp|file|ssh|git)://[!-~]*[\w/]|mailto:[\w.+-]+@[\w.-]+\w"
-    r"|www\.[\w-]+(?:\.[\w-]+)+(?:[/?#](?:[!-~]*[\w/])?)?"
+    rf"(?i:https?|ftp|file|ssh|git)://{_IN_URL}*[\w/]|mailto:[\w.+-]+@[\w.-]+\w"
+    rf"|www\.[\w-]+(?:\.[\w-]+)+(?:[/?#](?:{_IN_URL}*[\w/])?)?"
 )
 _EMAIL = rf"{_ALONE}[\w.+-]{{1,64}}@(?:[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{0,8}}\.(?i:[a-z]{{2,20}})|localhost)"
-_HOST = rf"{_ALONE}(?:[a-z0-9][a-z0-9-]{{0,62}}\.){{1,8}}(?:{_HOSTS})(?::\d+)?(?:/(?:[!-~]*[\w/])?)?(?![\w-]|\.\w)"
+_HOST = rf"{_ALONE}(?:[a-z0-9][a-z0-9-]{{0,62}}\.){{1,8}}(?:{_HOSTS})(?::\d+)?(?:/(?:{_IN_URL}*[\w/])?)?(?![\w-]|\.\w)"
 _SUFFIX = rf"\.(?:{_SUFFIXES}|{_SUFFIXES.upper()})(?![\w-]|\.\w)"
 _FILE = (
     rf"{_ALONE}(?:[\w.+-]{{1,64}}/){{0,16}}[\w.+-]{{0,63}}\w{_SUFFIX}|(?<=[^\x00-\x7F]){_SUFFIX}|\*\.\w+"
