@@ -1,7 +1,8 @@
 """Loss and gradients of a step's batches: on a CPU fused, a thread each; else in plain PyTorch, one after another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from train.loss import smoothed_cross_entropy
 from train.operations import Casts, FusedModel, can_fuse
 from translator.model import TranslationModel
 
-_TOKENS = 4096  # of a batch that is worked on as two
+_TOKENS = 2048  # of a batch that is worked on as two
 
 
 class Backward:
@@ -22,6 +23,7 @@ class Backward:
         self.parameters = list(model.parameters())
         dtype = torch.bfloat16 if bfloat16 else torch.float32
         self.casts = Casts(model, dtype) if can_fuse(model, dtype) else None
+        self._count = torch.get_num_threads()
         self._pool: ThreadPoolExecutor | None = None
 
     def parts(self, batch_tokens: int) -> int:
@@ -46,6 +48,29 @@ class Backward:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return sum(loss for loss, _ in results)
 
+    def side_by_side(self, works: Sequence[Callable[[], None]]) -> None:
+        """Does each of `works`, on a CPU a thread each."""
+        if self.casts is None:
+            for work in works:
+                work()
+        else:
+            list(self._threads().map(lambda work: work(), works))
+
+    @contextmanager
+    def on_one_thread(self) -> Iterator[None]:
+        """What the caller does in this block takes one CPU thread, where the work is shared out among threads here.
+
+        Between two passes there is little to do, in many short operations: with two threads each of them ends in
+        waiting, long where another program is running.
+        """
+        before = torch.get_num_threads()
+        if self.casts is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
     def close(self) -> None:
         """Ends the threads."""
         if self._pool is not None:
@@ -57,7 +82,7 @@ class Backward:
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             # One thread a batch: two threads on one batch would wait for each other at the end of every operation.
-            self._pool = ThreadPoolExecutor(torch.get_num_threads(), "training", torch.set_num_threads, (1,))
+            self._pool = ThreadPoolExecutor(self._count, "training", torch.set_num_threads, (1,))
         return self._pool
 
     def _fused(self, batch: Batch, tokens: int, seed: int) -> tuple[float, tuple[Tensor | None, ...]]:

@@ -76,7 +76,9 @@ class Trainer:
         try:
             while self.counters.step < self.settings.max_steps and not self._is_stale():
                 for epoch, batches in self._epoch():
-                    self._step(epoch, batches)
+                    with self.backward.on_one_thread():
+                        self._step(epoch, batches)
+                    self._keep()
                     if self.stopped_by or self.counters.step >= self.settings.max_steps or self._is_stale():
                         break
                 if self.stopped_by:
@@ -134,7 +136,7 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm))
         self._check_finite(loss, "the loss")
         self._check_finite(norm, "the gradient")
-        self.optimizer.step()
+        self.optimizer.step(self.backward.side_by_side)
         self._average()
         counters.target_tokens += tokens
         counters.logged_tokens += tokens
@@ -144,9 +146,13 @@ class Trainer:
         counters.logged_seconds += took
         counters.logged_steps += 1
         self._tell(epoch, rate, norm)
-        if counters.step % self.recipe.evaluation.every == 0 or counters.step == settings.max_steps:
+
+    def _keep(self) -> None:
+        """Validates and saves where it is time to."""
+        step, settings = self.counters.step, self.settings
+        if step % self.recipe.evaluation.every == 0 or step == settings.max_steps:
             self.validate()
-        elif counters.step % settings.save_every == 0:
+        elif step % settings.save_every == 0:
             self._save()
 
     def _check_finite(self, value: float, what: str) -> None:

@@ -1,6 +1,7 @@
 """What turns gradients into a step: AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,9 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = rate
 
-    def step(self) -> None:
-        """Changes the parameters by their gradients, and forgets those."""
-        for part in self.parts:
-            part.step()
-            part.zero_grad(set_to_none=True)
+    def step(self, side_by_side: Callable[[list[Callable[[], None]]], None]) -> None:
+        """Changes the parameters by their gradients, and forgets those; `side_by_side` does several things at once."""
+        side_by_side([partial(_step, part) for part in self.parts])
 
     def state(self) -> dict[str, Tensor]:
         """Everything remembered between steps, by `parameter.name`."""
@@ -60,6 +59,11 @@ class Optimizer:
                     if any(parameter is other for other in group["params"]))  # fmt: skip
 
 
+def _step(part: torch.optim.Optimizer) -> None:
+    part.step()
+    part.zero_grad(set_to_none=True)
+
+
 def _adamw(parameters: list[nn.Parameter], settings: TrainingConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
@@ -80,10 +84,14 @@ def _muon(model: nn.Module, settings: TrainingConfig) -> list[torch.optim.Optimi
     hidden = [parameter for stack in stacks for parameter in stack.parameters() if parameter.dim() == 2]
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    muon = torch.optim.Muon(
-        hidden, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return [muon, _adamw(rest, settings)]
+    muons: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            share, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
+        for share in (hidden[::2], hidden[1::2])
+        if share
+    ]
+    return [*muons, _adamw(rest, settings)]
 
 
 _KINDS: dict[str, Callable[[nn.Module, TrainingConfig], list[torch.optim.Optimizer]]] = {

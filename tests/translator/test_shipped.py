@@ -47,7 +47,7 @@ def test_a_pair_that_is_not_there_is_answered_with_those_that_are(
 
 def test_a_checkpoint_of_other_languages_is_refused(models: Path) -> None:
     check_languages(models / "en-zh", "en-US", "zh")
-    with pytest.raises(UserError, match="--to de: .*en-zh translates from en to zh"):
+    with pytest.raises(UserError, match=r"--to de: .*en-zh translates from en to zh"):
         check_languages(models / "en-zh", None, "de")
 
 
