@@ -153,14 +153,109 @@ void scores() {
     }
 }
 
+// Numbers as a training step keeps them: float, or bfloat16 in a uint16_t.
+template <class Number>
+std::vector<Number> kept(const std::vector<float>& x) {
+    std::vector<Number> found;
+    for (float number : x) {
+        uint32_t bits;
+        std::memcpy(&bits, &number, 4);
+        if constexpr (sizeof(Number) == 2) found.push_back(Number(bits >> 16));
+        else found.push_back(number);
+    }
+    return found;
+}
+
+template <class Number>
+void widen(const std::vector<Number>& x, std::vector<float>& to) {
+    to.resize(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+        const uint32_t bits = uint32_t(x[i]) << 16;
+        if constexpr (sizeof(Number) == 2) std::memcpy(&to[i], &bits, 4);
+        else to[i] = x[i];
+    }
+}
+
+template <class Number>
+void training_rows(int32_t type) {
+    for (int64_t width : {1, 3, 16, 31, 64, 100}) {
+        const int64_t rows = 5, total = rows * width;
+        auto x = drawn(total), gamma = drawn(width), beta = drawn(width);
+        std::vector<float> mean(size_t(rows), 0), inverse(size_t(rows), 0), dx(x.size()), dgamma(gamma), dbeta(beta), y;
+        const auto dy = kept<Number>(drawn(total));
+        std::vector<Number> out(x.size());
+        twice(y, [&](int threads) {
+            tr_train_norm(x.data(), gamma.data(), beta.data(), 1e-5f, rows, width, type, out.data(), mean.data(),
+                          inverse.data(), threads);
+            widen(out, y);
+        }, "training norm", width, type, 0);
+        twice(dx, [&](int threads) {
+            tr_train_norm_back(dy.data(), type, x.data(), gamma.data(), mean.data(), inverse.data(), rows, width,
+                               dx.data(), dgamma.data(), dbeta.data(), threads);
+        }, "training norm back", width, type, 0);
+        twice(dx, [&](int threads) {
+            tr_train_residual(dy.data(), type, x.data(), total, 7, 50, dx.data(), threads);
+        }, "training residual", width, type, 0);
+        twice(y, [&](int threads) {
+            tr_train_residual_back(x.data(), total, 7, 50, out.data(), type, threads);
+            widen(out, y);
+        }, "training residual back", width, type, 0);
+        twice(y, [&](int threads) {
+            auto passed = kept<Number>(x), grad = dy;
+            tr_train_relu(passed.data(), type, total, 7, 50, threads);
+            tr_train_relu_back(passed.data(), grad.data(), type, total, 50, threads);
+            widen(grad, y);
+        }, "training relu", width, type, 0);
+        twice(y, [&](int threads) {
+            auto logits = kept<Number>(x);
+            const std::vector<int64_t> target{0, width - 1, width / 2, 0, width - 1};
+            std::vector<double> losses(5);
+            tr_train_loss(logits.data(), type, rows, width, target.data(), 0.1f, 0.5f, losses.data(), threads);
+            widen(logits, y);
+        }, "training loss", width, type, 0);
+    }
+}
+
+template <class Number>
+void training_attention(int32_t type) {
+    const std::vector<int32_t> queries{0, 1, 4, 21, 54}, others{0, 2, 3, 36, 37};
+    for (int64_t width : {1, 5, 16, 31, 64, 65})
+        for (bool causal : {false, true}) {
+            const int64_t H = 3, D = H * width, N = 54, N_keys = causal ? N : 37;
+            const auto q = kept<Number>(drawn(N * D)), k = kept<Number>(drawn(N_keys * D));
+            const auto v = kept<Number>(drawn(N_keys * D));
+            std::vector<Number> out(q.size()), dq(q.size()), dk(k.size()), dv(v.size());
+            TrPackedAttention call{q.data(), k.data(), v.data(), out.data(), dq.data(), dk.data(), dv.data(),
+                                   queries.data(), causal ? queries.data() : others.data(), D, D, D, D, D, D, D, 4,
+                                   type, int32_t(H), int32_t(width), causal, 0.3f};
+            std::vector<float> y, part;
+            twice(y, [&](int threads) {
+                tr_packed_attention(&call, 0, threads);
+                widen(out, y);
+                tr_packed_attention(&call, 1, threads);
+                for (const auto* slope : {&dq, &dk, &dv}) {
+                    widen(*slope, part);
+                    y.insert(y.end(), part.begin(), part.end());
+                }
+            }, "training attention", width, causal, type);
+        }
+}
+
+void training() {
+    training_rows<float>(TR_FLOAT32);
+    training_rows<uint16_t>(TR_BFLOAT16);
+    training_attention<float>(TR_FLOAT32);
+    training_attention<uint16_t>(TR_BFLOAT16);
+}
+
 }  // namespace
 
 int main() {
     check(tr_supports("generic") == 1 && tr_supports("nonsense") == 0 && tr_supports(tr_isa()) == 1, "isa", 0, 0, 0);
-    const auto everything = {products, norms, dense, cached, scores};
+    const auto everything = {products, norms, dense, cached, scores, training};
     for (auto kernels : everything) kernels();
     std::vector<std::thread> callers;  // several at once
-    for (auto kernels : {norms, dense, cached})
+    for (auto kernels : {norms, dense, cached, training})
         callers.emplace_back([kernels] {
             for (int i = 0; i < 3; i++) kernels();
         });
