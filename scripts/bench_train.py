@@ -7,8 +7,8 @@ computes it, AdamW, `F.cross_entropy` with label smoothing, clipping. Both sides
 weights on the same batches in the same order, each in a process of its own; they take turns, block by block, and each
 block is a pair: the ratios are of pairs, so that a noisy machine harms both alike. Losses are printed side by side.
 
-eole (OpenNMT's successor) has a loop, batches and a process of its own; it is given the same text, vocabulary and sizes,
-and two runs of different length, whose difference is the time of its steps without its start.
+eole (OpenNMT's successor) has a loop, batches and a process of its own; it is given the same text, vocabulary and
+sizes, and two runs of different length, whose difference is the time of its steps without its start.
 """
 
 import contextlib
@@ -321,8 +321,13 @@ def machine(threads: int) -> dict[str, Any]:
     flags = set(re.search(r"^flags\s*:(.*)$", text, re.M)[1].split())  # type: ignore[index]
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.M)[1]  # type: ignore[index]
     known = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
-    return {"cpu": name, "flags": [flag for flag in known if flag in flags], "threads": threads, "torch": torch.__version__,
-            "capability": torch.backends.cpu.get_cpu_capability()}  # fmt: skip
+    return {
+        "cpu": name,
+        "flags": [flag for flag in known if flag in flags],
+        "threads": threads,
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def main(
