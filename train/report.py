@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -100,24 +101,33 @@ class Report:
             return
         if not self.path.is_file():
             raise UserError(f"{self.path}: is not a file; move it away")
-        kept: list[bytes] = []
-        try:
-            with self.path.open("rb") as log:
-                while raw := log.readline(_LONGEST_RECORD):
-                    if not raw.endswith(b"\n") and len(raw) < _LONGEST_RECORD:
-                        break  # cut off by a kill or a full disk
-                    record = _record(raw)
-                    if record is None:
-                        raise UserError(
-                            f"{self.path}: line {len(kept) + 1} is not a record of this program; move the file away"
-                        )
-                    if record["event"] == "test" or record["step"] > step:
-                        kept.append(b"")
-                        continue
-                    kept.append(raw)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from None
+        kept = []
+        for raw, record in _records(self.path):
+            lost = record["event"] == "test" or record["step"] > step
+            kept.append(b"" if lost else raw)
         atomic_write_bytes(self.path, b"".join(kept))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a run's log; raises `UserError` that names the line for a log that isn't this program's."""
+    return [record for _, record in _records(path)]
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line of a log, and what it says; a last one that was cut off, by a kill or a full disk, is left out."""
+    try:
+        with path.open("rb") as log:
+            number = 0
+            while raw := log.readline(_LONGEST_RECORD):
+                if not raw.endswith(b"\n") and len(raw) < _LONGEST_RECORD:
+                    break
+                number += 1
+                record = _record(raw)
+                if record is None:
+                    raise UserError(f"{path}: line {number} is not a record of this program; move the file away")
+                yield raw, record
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _record(raw: bytes) -> dict[str, Any] | None:

@@ -4,6 +4,6 @@ A new one is a file here and a place in `COMMANDS`, in the order of the help. Wh
 `run`.
 """
 
-from translator.commands import evaluate, export, parity, profile, score, train, translate
+from translator.commands import evaluate, export, parity, plot, profile, score, train, translate
 
-COMMANDS = (translate, evaluate, score, train, parity, profile, export)
+COMMANDS = (translate, evaluate, score, train, plot, parity, profile, export)
