@@ -5,7 +5,8 @@ A recipe lists its corpora, one entry a line::
     corpora = [
         "package:hsg",                  # parallel text inside an installed Python package
         ["mine.en", "mine.zh"],         # two aligned files, source language first
-        "mine.tsv",                     # a table: .tsv, .csv or .jsonl; every file may be packed (.gz, .xz, .bz2)
+        "mine.tsv",                     # a table: .tsv, .csv, .jsonl (packed or not: .gz, .xz, .bz2), .parquet
+        "mine.po", "mine.tmx",          # a gettext catalogue (.po, .mo), a translation memory
         {table = "x.csv", source = "en_col", target = "zh_col"},
         {dataset = "opus100", config = "en-zh", source = "translation.en", target = "translation.zh"},
         {package = "hsg", name = "everyday"},                # held-out sentences of one name are scored together
@@ -21,7 +22,9 @@ from dataclasses import fields
 
 from train.sources.aligned import AlignedCorpus
 from train.sources.base import Corpus, Pair
+from train.sources.catalogue import CatalogueCorpus
 from train.sources.dataset import DatasetCorpus
+from train.sources.memory import MemoryCorpus
 from train.sources.package import PackageCorpus
 from train.sources.table import TableCorpus
 from translator.config import parse
@@ -30,7 +33,14 @@ from translator.errors import UserError
 __all__ = ["KINDS", "Corpus", "Pair", "parse_corpus"]
 
 # The first kind that recognises an entry reads it; a table takes every file name, so it comes last.
-KINDS: tuple[type[Corpus], ...] = (PackageCorpus, AlignedCorpus, DatasetCorpus, TableCorpus)
+KINDS: tuple[type[Corpus], ...] = (
+    PackageCorpus,
+    AlignedCorpus,
+    DatasetCorpus,
+    CatalogueCorpus,
+    MemoryCorpus,
+    TableCorpus,
+)
 
 
 def parse_corpus(entry: object) -> Corpus:

@@ -7,8 +7,9 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from translator.errors import UserError
 from translator.textio import iter_file, iter_lines
@@ -22,13 +23,24 @@ def text_lines(path: Path) -> Iterator[str]:
     Raises:
         UserError: the file is missing, may not be read, is not packed as its name says, or is not valid UTF-8.
     """
-    unpack = _PACKED.get(path.suffix.lower())
-    if unpack is None:
+    if path.suffix.lower() not in _PACKED:
         yield from iter_file(path)
         return
+    with opened(path) as stream:
+        yield from iter_lines(stream, str(path))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked on the way.
+
+    Raises:
+        UserError: the file is missing, may not be read, or is not packed as its name says.
+    """
+    unpack = _PACKED.get(path.suffix.lower(), open)
     try:
         with unpack(path, "rb") as stream:
-            yield from iter_lines(stream, str(path))
+            yield stream
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: not a whole {path.suffix} file ({error})") from None
     except OSError as error:

@@ -20,7 +20,7 @@ from translator.errors import UserError
 
 @pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class TableCorpus(Corpus):
-    """One file with a pair a row: .tsv, .csv or .jsonl, packed (.gz, .xz, .bz2) or not.
+    """One file with a pair a row: .tsv, .csv or .jsonl, packed (.gz, .xz, .bz2) or not, or .parquet.
 
     `source` and `target` name columns of the header line, or keys of the JSON object (`a.b` for b inside a); without
     them see `Columns`. A .tsv without such a header is all text: its first two columns are the pair.
@@ -132,8 +132,29 @@ def _jsonl(path: Path, columns: Columns) -> _Rows:
         yield number, field(record, sides[0], where), field(record, sides[1], where)
 
 
+def _parquet(path: Path, columns: Columns) -> _Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    sides: tuple[str, str] | None = None
+    number = 0
+    try:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for record in batch.to_pylist():
+                    number += 1
+                    where = f"{path}: row {number}"
+                    sides = sides or columns.of_record(record, where)
+                    yield number, field(record, sides[0], where), field(record, sides[1], where)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a Parquet file that can be read ({str(error).splitlines()[0]})") from None
+
+
 _TABLES: dict[str, Callable[[Path, Columns], _Rows]] = {
     ".tsv": _tsv,
     ".csv": _csv,
     ".jsonl": _jsonl,
+    ".parquet": _parquet,
 }
