@@ -47,7 +47,8 @@ def test_a_catalogue_of_a_third_language_is_refused(tmp_path: Path) -> None:
 TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd" [<!ENTITY boom "BOOM">]>
 <tmx version="1.4"><header srclang="en"/><body>
-<tu><tuv xml:lang="en-US"><seg>Hello <bpt i="1">&lt;b&gt;</bpt>big<ept i="1">&lt;/b&gt;</ept> <hi>world</hi>.</seg></tuv>
+<tu><tuv xml:lang="en-US"><seg>Hello <bpt i="1">&lt;b&gt;</bpt>big<ept i="1">&lt;/b&gt;</ept>
+ <hi>world</hi>.</seg></tuv>
     <tuv xml:lang="zh_CN"><seg>你好，
  大世界。</seg></tuv></tu>
 <tu><tuv xml:lang="en"><seg>Only here</seg></tuv><tuv xml:lang="de"><seg>Nur hier</seg></tuv></tu>
