@@ -150,7 +150,8 @@ def _comparison(figures: dict[str, Any]) -> str:
     one, two = next(values for key, values in figures["before"].items() if key.upper() == "BLEU")
     return (
         f"\nThe model shipped before has BLEU {one['score']:.1f} on the everyday test part, this one "
-        f"{two['score']:.1f}; paired bootstrap, 1,000 samples: {two['mean']:.1f} ± {two['ci']:.1f}, p = {two['p']:.3f}.\n"
+        f"{two['score']:.1f}; paired bootstrap, 1,000 samples: "
+        f"{two['mean']:.1f} ± {two['ci']:.1f}, p = {two['p']:.3f}.\n"
     )
 
 

@@ -29,6 +29,11 @@ class Batch:
         """Target tokens, end tokens included: N."""
         return len(self.target_out)
 
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on `device`."""
+        source, target = (Packing(one.lengths.tolist(), device) for one in (self.source_packing, self.target_packing))
+        return Batch(self.source.to(device), self.target_in.to(device), self.target_out.to(device), source, target)
+
 
 @dataclass(slots=True)
 class Encoded:

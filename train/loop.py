@@ -16,6 +16,7 @@ from train.data import Data, encode_pairs, fits, prepared, within
 from train.evaluate import Validation, dev_loss, score_sets
 from train.folder import RunFolder
 from train.optimizer import Optimizer
+from train.processes import Processes
 from train.recipe import Recipe
 from train.report import Report, duration
 from train.state import Counters, Saved, load_state, write_state
@@ -31,9 +32,16 @@ class Trainer:
     """One run in one folder."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, checkpoint: Checkpoint, run: RunFolder, report: Report, device: torch.device
+        self,
+        recipe: Recipe,
+        data: Data,
+        checkpoint: Checkpoint,
+        run: RunFolder,
+        report: Report,
+        processes: Processes,
     ) -> None:
         self.recipe, self.settings, self.data, self.run = recipe, recipe.training, data, run
+        device = processes.device or torch.device("cpu")
         self.report, self.device = report, device
         self.model = checkpoint.model.to(device)
         averaged = copy.deepcopy(self.model) if self.settings.average_decay else self.model
@@ -49,7 +57,7 @@ class Trainer:
             report.say("no dev sentences: nothing is validated; name some under [split] dev")
         self.optimizer = Optimizer(self.model, self.settings)
         self.bfloat16 = uses_bfloat16(self.settings.precision, device)
-        self.backward = Backward(self.model, self.settings.label_smoothing, self.bfloat16)
+        self.backward = Backward(self.model, self.settings.label_smoothing, self.bfloat16, processes)
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
         self.stopped_at = 0.0
@@ -73,6 +81,7 @@ class Trainer:
         """
         caught = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._ask_to_stop) for number in caught}
+        self.backward.begin()
         try:
             while self.counters.step < self.settings.max_steps and not self._is_stale():
                 for epoch, batches in self._epoch():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from train.backward import serve
 from train.data import Data, load_data
 from train.evaluate import score_sets
 from train.fit import as_saved, fitted
@@ -15,6 +16,7 @@ from train.folder import TEST, RunFolder
 from train.initial import initial_checkpoint, new_checkpoint, new_tokenizer
 from train.loop import Trainer
 from train.memory import keep_freed_memory
+from train.processes import Processes, processes
 from train.recipe import Recipe, read_recipe
 from train.report import Report
 from train.resume import Changes, changed_settings, described, judged_otherwise, text_changes
@@ -49,25 +51,29 @@ def run_recipe(
         raise UserError("--init-from: a resumed run goes on from its own weights; leave one of the two out")
     if init_from is not None:
         initial_checkpoint(init_from, recipe)  # before any text is read: a slip shows at once
-    with RunFolder(Path(recipe.output), resume=resume) as folder:
-        report = Report(folder.path)
-        if resume:
-            trainer = _resumed(recipe, base, folder, report, where)
-        else:
-            trainer = _begun(recipe, base, folder, report, where, init_from)
-        with report:
-            stopped_by = trainer.train()
-        if stopped_by:
-            step = trainer.counters.step
-            report.record("stop", step, reason=stopped_by.name)
-            report.say(f"stopped by {stopped_by.name} after step {step:,}; --resume goes on from there")
-            return stopped_by
-        _finish(folder, trainer, report)
+    with processes(where) as group:
+        if not group.leads:
+            serve(group)
+            return None
+        with RunFolder(Path(recipe.output), resume=resume) as folder:
+            report = Report(folder.path)
+            if resume:
+                trainer = _resumed(recipe, base, folder, report, group)
+            else:
+                trainer = _begun(recipe, base, folder, report, group, init_from)
+            with report:
+                stopped_by = trainer.train()
+            if stopped_by:
+                step = trainer.counters.step
+                report.record("stop", step, reason=stopped_by.name)
+                report.say(f"stopped by {stopped_by.name} after step {step:,}; --resume goes on from there")
+                return stopped_by
+            _finish(folder, trainer, report)
     return None
 
 
 def _begun(
-    recipe: Recipe, base: Path, folder: RunFolder, report: Report, device: torch.device, init_from: Path | None
+    recipe: Recipe, base: Path, folder: RunFolder, report: Report, group: Processes, init_from: Path | None
 ) -> Trainer:
     """A run at step 0."""
     data = load_data(recipe, base, report.say)
@@ -81,14 +87,14 @@ def _begun(
         checkpoint = new_checkpoint(recipe, tokenizer, report.say)
     report.expect(recipe.training.max_steps)
     torch.manual_seed(recipe.seed)
-    trainer = Trainer(recipe, data, _decoding(checkpoint, recipe), folder, report, device)
+    trainer = Trainer(recipe, data, _decoding(checkpoint, recipe), folder, report, group)
     report.record("start", 0, **_facts(trainer), init_from=str(init_from) if init_from else None)
     if init_from is not None:
         trainer.validate()  # where it begins: only then can it be seen what the old text loses and the new one gains
     return trainer
 
 
-def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, device: torch.device) -> Trainer:
+def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, group: Processes) -> Trainer:
     """The run in `folder`, at its last saved step, with what may change as `recipe` has it."""
     saved = read_saved(folder.last)
     counters = dataclasses.replace(saved.counters)
@@ -98,7 +104,7 @@ def _resumed(recipe: Recipe, base: Path, folder: RunFolder, report: Report, devi
     data = load_data(recipe, base, report.say)
     _same_text(folder, saved, data, changes)
     checkpoint = _decoding(read_checkpoint(folder.last), recipe)
-    trainer = Trainer(recipe, data, checkpoint, folder, report, device)
+    trainer = Trainer(recipe, data, checkpoint, folder, report, group)
     trainer.resume(counters)  # from here on nothing may draw a random number: the first step's dropout comes next
     report.resume(counters.step)
     report.say(f"resumed after step {counters.step:,}")
@@ -155,6 +161,7 @@ def _facts(trainer: Trainer) -> dict[str, Any]:
         "test_sentences": len(trainer.data.test.sources),
         "device": str(trainer.device),
         "threads": torch.get_num_threads(),
+        "processes": trainer.backward.processes.count,
         "bfloat16": trainer.bfloat16,
         "torch": torch.__version__,
     }

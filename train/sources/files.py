@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from translator.errors import UserError
 from translator.textio import iter_file, iter_lines
@@ -31,7 +31,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked on the way.
 
     Raises:
