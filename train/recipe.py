@@ -122,6 +122,7 @@ class TrainingConfig:
     average_decay: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     max_tokens: int = Field(default=128, ge=4, le=MOST_POSITIONS)
+    tensorboard: bool = False
     log_every: Count = 50
     save_every: Count = 500
 

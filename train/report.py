@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from train.board import Board
 from translator.errors import UserError
 from translator.textio import atomic_write_bytes
 
@@ -40,6 +41,7 @@ class Report:
 
     def __init__(self, run: Path) -> None:
         self.path = run / LOG
+        self.board: Board | None = None
         self.console = _Stderr()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
@@ -56,6 +58,9 @@ class Report:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.board is not None:
+            self.board.close()
+            self.board = None
         try:
             self.progress.stop()
         except OSError:
@@ -77,6 +82,8 @@ class Report:
                 log.write(text.encode("utf-8", errors="backslashreplace") + b"\n")
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}") from None
+        if self.board is not None:
+            self.board.record(event, step, values)
         if line is not None:
             self.say(line)
 

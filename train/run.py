@@ -9,6 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from train.backward import serve
+from train.board import Board
 from train.data import Data, load_data
 from train.evaluate import score_sets
 from train.fit import as_saved, fitted
@@ -61,6 +62,8 @@ def run_recipe(
                 trainer = _resumed(recipe, base, folder, report, group)
             else:
                 trainer = _begun(recipe, base, folder, report, group, init_from)
+            if trainer.settings.tensorboard:
+                report.board = Board(folder.path, trainer.counters.step)
             with report:
                 stopped_by = trainer.train()
             if stopped_by:
