@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from translator.checkpoint import Checkpoint
 from translator.model import EagerModel, TranslationModel
-from translator.operations import EagerOperations, Operations
+from translator.operations import EagerOperations
 from translator.typed.sides import Sides
 
 _FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
@@ -141,7 +141,7 @@ class _WatchedLayer(EagerOperations):
         super().__init__(layer, part)
         self.seen = seen
 
-    def of(self, part: str) -> "Operations":
+    def of(self, part: str) -> EagerOperations:
         """See `Operations.of`."""
         if part != "multihead_attn":
             return super().of(part)
@@ -157,7 +157,7 @@ class _Weighing(EagerOperations):
 
     seen: list[Tensor]
 
-    def attention(  # type: ignore[override]
+    def attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False, dropout: float = 0.0
     ) -> Tensor:
         """See `Operations.attention`."""
