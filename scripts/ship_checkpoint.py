@@ -33,6 +33,7 @@ from translator.textio import atomic_write_bytes, json_text
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = 12  # of the everyday test part, every n-th: nobody chose them
 TESTED = "everyday"
+_PARTS = ("score", "mean", "ci", "p")
 
 
 def main() -> None:
@@ -110,7 +111,10 @@ def _compared(before: list[str], after: list[str], references: list[list[str]], 
     metrics = {name: kind.make(code) for name, kind in METRICS.items()}
     _, found = PairedTest([("before", before), ("after", after)], metrics, streams, test_type="bs", n_samples=1000)()
     return {
-        key: [{"score": r.score, "mean": r.mean, "ci": r.ci, "p": r.p_value} for r in results]
+        key: [
+            {name: None if value is None else float(value) for name, value in zip(_PARTS, values, strict=True)}
+            for values in ((r.score, r.mean, r.ci, r.p_value) for r in results)
+        ]
         for key, results in found.items()
         if key != "System"
     }
