@@ -21,7 +21,9 @@ class Board:
                 "training.tensorboard: needs tensorboardX, which is not installed; run: "
                 "pip install 'xianyan-translator[tensorboard]'"
             ) from None
-        self._writer = SummaryWriter(str(run / FOLDER), purge_step=resumed + 1 if resumed else None, filename_suffix=f".{resumed}")
+        self._writer = SummaryWriter(
+            str(run / FOLDER), purge_step=resumed + 1 if resumed else None, filename_suffix=f".{resumed}"
+        )
 
     def record(self, event: str, step: int, values: dict[str, Any]) -> None:
         """The figures of one record of the log that change over the steps."""
