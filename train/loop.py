@@ -21,6 +21,7 @@ from train.recipe import Recipe
 from train.report import Report, duration
 from train.state import Counters, Saved, load_state, write_state
 from translator.checkpoint import Checkpoint
+from translator.engine.native import library
 from translator.errors import UserError
 
 # A closed terminal, Ctrl-C, a scheduler: each saves first. `nohup` asks for the first to be ignored, and it is.
@@ -41,7 +42,7 @@ class Trainer:
         processes: Processes,
     ) -> None:
         self.recipe, self.settings, self.data, self.run = recipe, recipe.training, data, run
-        device = processes.device or torch.device("cpu")
+        device = processes.device
         self.report, self.device = report, device
         self.model = checkpoint.model.to(device)
         averaged = copy.deepcopy(self.model) if self.settings.average_decay else self.model
@@ -58,6 +59,8 @@ class Trainer:
         self.optimizer = Optimizer(self.model, self.settings)
         self.bfloat16 = uses_bfloat16(self.settings.precision, device)
         self.backward = Backward(self.model, self.settings.label_smoothing, self.bfloat16, processes)
+        if device.type == "cpu" and (why := library.missing()) is not None:
+            report.say(f"no native kernels ({why}): PyTorch does the training alone, slower")
         self.counters = Counters(fingerprint=data.fingerprint())
         self.stopped_by: signal.Signals | None = None
         self.stopped_at = 0.0
@@ -286,5 +289,8 @@ def uses_bfloat16(precision: str, device: torch.device) -> bool:
         return precision == "bfloat16"
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
-    # No public call tells; without the instructions bf16 on a CPU is slower than fp32.
-    return device.type == "cpu" and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    # No public call tells. Both of these have to: what the processor has, and what PyTorch's products may use of it.
+    # Without the instructions bf16 on a CPU is slower than fp32, and without oneDNN's consent several times slower.
+    instructions = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    products = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return device.type == "cpu" and all(known is not None and known() for known in (instructions, products))

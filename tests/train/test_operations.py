@@ -1,7 +1,10 @@
 """Fused operations give the loss and the gradients of plain PyTorch, and step aside where they can't."""
 
 import copy
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor
 from train import operations
 from train.backward import Backward
 from train.batches import Batch, Encoded, collate, divided
+from train.loop import uses_bfloat16
 from train.loss import smoothed_cross_entropy
 from train.operations import can_fuse
 from translator.attention import STRUCTURES, CachedMultiheadAttention
@@ -251,3 +255,30 @@ def test_a_product_that_is_not_there_is_refused() -> None:
         layer.product("linear1", x, dropout="dropout")
     with pytest.raises(ValueError, match="residual"):
         layer.of("self_attn").product("out_proj", x, activation=F.relu, residual=x)
+
+
+# -- which precision a run takes by itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instructions", [False, True])
+@pytest.mark.parametrize("products", [False, True])
+def test_auto_takes_bfloat16_where_processor_and_products_both_have_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: bool, products: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: products)
+    assert uses_bfloat16("auto", torch.device("cpu")) == (instructions and products)
+    assert uses_bfloat16("bfloat16", torch.device("cpu")) and not uses_bfloat16("float32", torch.device("cpu"))
+
+
+def test_auto_is_float32_where_pytorch_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not uses_bfloat16("auto", torch.device("cpu"))
+
+
+def test_auto_is_float32_on_a_smaller_cpu() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import torch, train.loop as l; print(l.uses_bfloat16('auto', torch.device('cpu')))"],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert told.stdout.strip() == "False", told.stderr
