@@ -33,6 +33,7 @@ class Backward:
         self.casts = Casts(model, dtype) if can_fuse(model, dtype) else None
         self._count = torch.get_num_threads()
         self._pool: ThreadPoolExecutor | None = None
+        self._in_step = False
 
     def parts(self, batch_tokens: int) -> int:
         """Into how many a batch is to be divided, to be worked on at once.
@@ -58,9 +59,12 @@ class Backward:
         shares = [(list(batches[start::count]), tokens, seeds[start::count]) for start in range(count)]
         # What is sent goes by way of the host's memory, whatever device it comes from.
         sent = [([batch.to("cpu") for batch in own], *rest) for own, *rest in shares[1:]]
+        self._in_step = True
         mine = self.processes.hand_out([shares[0], *sent])
         assert mine is not None
-        return self.shared(*mine)
+        loss = self.shared(*mine)
+        self._in_step = False
+        return loss
 
     def shared(self, batches: Sequence[Batch], tokens: int, seeds: Sequence[int]) -> float:
         """`share` with the leader's weights, and with all processes' shares added up in the leader."""
@@ -116,7 +120,9 @@ class Backward:
 
     def close(self) -> None:
         """Ends the threads, and the other processes' work."""
-        if self.processes.count > 1 and self.processes.leads:
+        # Where this one failed within a step, the others wait for its gradients and would never hear of an end;
+        # torchrun ends them with it.
+        if self.processes.count > 1 and self.processes.leads and not self._in_step:
             self.processes.hand_out([None] * self.processes.count)
         if self._pool is not None:
             self._pool.shutdown()
@@ -140,10 +146,12 @@ class Backward:
         return float(loss.detach()), torch.autograd.grad(loss, self.parameters, allow_unused=True)
 
     def _plain(self, batch: Batch, tokens: int, seed: int) -> float:
-        if not self.processes.leads:
-            batch = batch.to(self.device)
-            torch.manual_seed(seed)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        batch = batch.to(self.device)
+        with (
+            torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16),
+        ):
+            torch.manual_seed(seed)  # in every process alike, and without a trace in what is drawn next
             hidden = self.model.packed(batch.source, batch.target_in, batch.source_packing, batch.target_packing)
             logits = self.model.logits(hidden)
         loss = smoothed_cross_entropy(logits, batch.target_out, self.smoothing) / tokens

@@ -2,7 +2,8 @@
 
 Only the leader has the run's folder, its optimiser, log and validations. At each step it sends the others its weights
 and their batches, and gets the sum of all gradients back. That is as much to send as adding up gradients everywhere,
-and a run is the same run with one process and with many.
+and a run follows the same curve with one process and with many. What dropout drops is the same too where the fused
+operations train (`train.operations`); in plain PyTorch it is drawn for each process's part of a batch.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from torch import Tensor
 # What is validated or saved between two steps takes its time, and the others wait.
 _PATIENCE = datetime.timedelta(days=7)
 
+_CPU = torch.device("cpu")
+
 Share = tuple[Any, ...]
 """What one process is to work on in one step."""
 
@@ -26,7 +29,7 @@ Share = tuple[Any, ...]
 class Processes:
     """The processes of one run, and this one's place among them."""
 
-    def __init__(self, index: int = 0, count: int = 1, device: torch.device | None = None) -> None:
+    def __init__(self, index: int = 0, count: int = 1, device: torch.device = _CPU) -> None:
         self.index, self.count, self.device = index, count, device
 
     @property
