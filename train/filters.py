@@ -16,6 +16,7 @@ from train.sources import Pair
 from translator.config import STRICT
 from translator.errors import UserError
 from translator.languages import language
+from translator.typed.visible import visible
 
 Account = list[tuple[str, int]]
 _Drops = Callable[[Pair], bool]
@@ -178,5 +179,5 @@ def _letters_of(scripts: str) -> regex.Pattern[str]:
 
 
 def folded(text: str) -> str:
-    """`text` as two sentences are compared: without regard to case and blanks around."""
-    return text.strip().casefold()
+    """`text` as two sentences are compared: without regard to case, blanks around, and what nobody sees."""
+    return visible(text).strip().casefold()

@@ -8,7 +8,6 @@ from train.data import load_data
 from train.filters import folded
 from train.recipe import read_recipe
 from train.sources import Pair
-from translator.typed.visible import visible
 
 SHOWN = 5
 
@@ -40,10 +39,6 @@ def leakage(recipe: str, settings: list[str], folder: Path | None, test: Iterabl
     if test is None:
         held = data.test
         test = [*held.sources, *(text for references in held.references for text in references)]
-    wanted = {_key(text) for text in test} - {""}
-    found = [pair for pair in data.train if _key(pair.source) in wanted or _key(pair.target) in wanted]
+    wanted = {folded(text) for text in test} - {""}
+    found = [pair for pair in data.train if folded(pair.source) in wanted or folded(pair.target) in wanted]
     return Leakage(found, len(wanted), len(data.train))
-
-
-def _key(text: str) -> str:
-    return folded(visible(text))

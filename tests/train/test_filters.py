@@ -116,6 +116,11 @@ def test_a_sentence_of_dev_or_test_on_either_side_goes() -> None:
     assert kept(sides, held_out=[("hello.", " 你好")]) == [("你好", "hello."), ("free", "自由")]
 
 
+def test_what_nobody_sees_hides_no_held_out_sentence() -> None:
+    sides = [("Hel\u00adlo.", "嗨"), ("hi", "\u200b你好"), ("free", "自由")]
+    assert kept(sides, held_out=[("hello.", "你好")]) == [("free", "自由")]
+
+
 def test_the_account_adds_up_in_a_fixed_order() -> None:
     sides = [
         ("", "一"),
