@@ -13,8 +13,6 @@ from torch import Tensor
 from translator.attention import Packing
 from translator.engine.native.library import BFLOAT16, FLOAT32, Kernels, PackedAttention
 
-# mypy doesn't know what autograd makes of `forward` and `backward`.
-
 TYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 

@@ -1,14 +1,16 @@
 """What turns gradients into a step: AdamW, or Muon for the matrices of the layers and AdamW for the rest."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from train.recipe import TrainingConfig
-
-State = dict[str, Tensor]
+if TYPE_CHECKING:  # a recipe reads the names of the optimisers from here
+    from train.recipe import TrainingConfig
 
 
 class Optimizer:
@@ -16,7 +18,10 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: TrainingConfig) -> None:
         self.parameters = list(model.parameters())
-        self.parts = _KINDS[settings.optimizer](model, settings)
+        self.parts = OPTIMIZERS[settings.optimizer](model, settings)
+        self._part_of = {
+            parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]
+        }
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step."""
@@ -33,14 +38,14 @@ class Optimizer:
         return {
             f"{index}.{name}": value
             for index, parameter in enumerate(self.parameters)
-            for name, value in self._of(parameter).state[parameter].items()
+            for name, value in self._part_of[parameter].state[parameter].items()
         }
 
     def expected(self) -> dict[str, Tensor]:
         """Shapes and types of what `state` gives after a step; their values mean nothing."""
         found: dict[str, Tensor] = {}
         for index, parameter in enumerate(self.parameters):
-            if isinstance(self._of(parameter), torch.optim.AdamW):
+            if isinstance(self._part_of[parameter], torch.optim.AdamW):
                 found |= {f"{index}.exp_avg": parameter, f"{index}.exp_avg_sq": parameter}
                 found[f"{index}.step"] = torch.tensor(0.0)
             else:
@@ -52,11 +57,7 @@ class Optimizer:
         for key, value in state.items():
             index, name = key.split(".")
             parameter = self.parameters[int(index)]
-            self._of(parameter).state[parameter][name] = value if name == "step" else value.to(parameter.device)
-
-    def _of(self, parameter: Tensor) -> torch.optim.Optimizer:
-        return next(part for part in self.parts for group in part.param_groups
-                    if any(parameter is other for other in group["params"]))  # fmt: skip
+            self._part_of[parameter].state[parameter][name] = value if name == "step" else value.to(parameter.device)
 
 
 def _step(part: torch.optim.Optimizer) -> None:
@@ -94,7 +95,8 @@ def _muon(model: nn.Module, settings: TrainingConfig) -> list[torch.optim.Optimi
     return [*muons, _adamw(rest, settings)]
 
 
-_KINDS: dict[str, Callable[[nn.Module, TrainingConfig], list[torch.optim.Optimizer]]] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingConfig], list[torch.optim.Optimizer]]] = {
     "adamw": _adamw_alone,
     "muon": _muon,
 }
+"""By the name that `training.optimizer` gives."""

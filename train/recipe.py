@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from train.auto import AUTO, MOST_STEPS, AutoCount, AutoSize, AutoSteps, Count
 from train.filters import FilterConfig
+from train.optimizer import OPTIMIZERS
 from train.paths import usable_path
 from train.schedule import SCHEDULES, learning_rate
 from translator.attention import STRUCTURES
@@ -110,7 +111,7 @@ class TrainingConfig:
     max_steps: AutoCount = AUTO
     batch_tokens: int = Field(default=3072, ge=16, le=10_000_000)
     accumulate: int = Field(default=1, ge=1, le=100_000)
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Annotated[str, AfterValidator(_one_of("optimizer", OPTIMIZERS))] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
     warmup_steps: AutoSteps = AUTO
     schedule: Annotated[str, AfterValidator(_one_of("schedule", SCHEDULES))] = "cosine"
