@@ -28,6 +28,8 @@ from train.corpus import (
     split_pairs,
     top_up_dev,
 )
+from train.data import load_data
+from train.recipe import read_recipe
 from train.sources import dataset
 from translator.errors import UserError
 
@@ -376,6 +378,15 @@ def test_no_english_sentence_is_in_two_parts(default_pairs: list[Pair]) -> None:
     parts = [{pair.source.strip().casefold() for pair in part} for part in (split.train, split.dev, split.test)]
     assert not parts[0] & parts[1] and not parts[0] & parts[2] and not parts[1] & parts[2]
     assert [len(split.train), len(split.dev), len(split.test)] == [59_031, 989, 912]
+
+
+def test_the_everyday_sentences_the_shipped_models_are_judged_by_stay_what_they_are() -> None:
+    recipe, base = read_recipe("en-zh")
+    packages = [entry for entry in recipe.corpora if "package" in entry]
+    data = load_data(replace(recipe, corpora=packages), base, lambda line: None)
+    [(name, test)] = data.test_sets.items()
+    assert (name, len(test.sources), len(data.dev.sources)) == ("everyday", 868, 937)
+    assert sha256("\n".join(sorted(test.sources)).encode()).hexdigest().startswith("afc3f79349bfcd65")
 
 
 # Splitting and preparing

@@ -8,10 +8,12 @@ import pytest
 
 from tests.helpers import CHINESE, ENGLISH
 from tests.train.runs import WriteRecipe, same_run, stop_after
-from train.data import encode_pairs, prepared, vocabulary_text
+from train.data import encode_pairs, load_data, prepared, vocabulary_text
+from train.recipe import read_recipe
 from train.run import run_recipe
 from train.sources import Pair
 from translator.checkpoint import read_checkpoint
+from translator.errors import UserError
 from translator.tokenizer import Tokenizer
 from translator.typed.slots import NUMBERS, OTHERS, SLOTS
 
@@ -74,4 +76,42 @@ def test_a_run_with_slots_is_resumed_exactly_and_keeps_them(
         stop_after(patch, 13, signal.SIGTERM)
         assert run_recipe(marked("stopped"), SLOTTED) is signal.SIGTERM
     run_recipe(marked("stopped"), SLOTTED, resume=True)
+    same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+# -- a model for both directions -------------------------------------------------------------------------------------
+
+BOTH = "both_directions=true"
+
+
+def both(recipe: WriteRecipe, name: str) -> str:
+    """A recipe between English and its copy in capitals: which side is which can be seen."""
+    path = recipe(name)
+    for part in ("pairs", "dev"):
+        file = path.parent / f"{part}.tgt"
+        file.write_text(file.read_text(encoding="utf-8").upper(), encoding="utf-8")
+    return str(path)
+
+
+def test_training_text_is_turned_and_held_out_text_is_not(recipe: WriteRecipe) -> None:
+    path = both(recipe, "run")
+    one, two = (load_data(*read_recipe(path, settings), lambda line: None) for settings in ([], [BOTH]))
+    assert two.train == [*one.train, *(pair.turn() for pair in one.train)]
+    assert {pair.source.isupper() for pair in two.train} == {False, True}
+    assert (two.dev_pairs, two.dev, two.test) == (one.dev_pairs, one.dev, one.test)
+    assert not any(source.isupper() for source in (*two.dev.sources, *two.test.sources))
+    assert one.fingerprint() != two.fingerprint()
+
+
+def test_a_run_in_both_directions_is_resumed_exactly_and_only_as_one(
+    recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = "tokenizer.vocab_size=310"
+    run_recipe(both(recipe, "whole"), [BOTH, size])
+    with monkeypatch.context() as patch:
+        stop_after(patch, 13, signal.SIGTERM)
+        assert run_recipe(both(recipe, "stopped"), [BOTH, size]) is signal.SIGTERM
+    with pytest.raises(UserError, match="both_directions: True → False"):
+        run_recipe(both(recipe, "stopped"), [size], resume=True)
+    run_recipe(both(recipe, "stopped"), [BOTH, size], resume=True)
     same_run(tmp_path / "whole", tmp_path / "stopped")
