@@ -54,7 +54,7 @@ CPU = torch.device("cpu")
 
 
 class Plain(nn.Module):
-    """The plain script's model; its state is the project's."""
+    """The plain script's model, of PyTorch's own parts; its state is the project's."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Plain(nn.Module):
         x = self.dropout(self.embedding(source) * scale + self.source_positions.weight[: source.shape[1]])
         memory = self.encoder(x, src_key_padding_mask=hidden)
         y = self.dropout(self.embedding(target) * scale + self.target_positions.weight[: target.shape[1]])
-        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], dtype=x.dtype)
         states = self.decoder(y, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=hidden)
         return F.linear(states, self.embedding.weight)
 

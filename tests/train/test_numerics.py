@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scripts.bench_train import Plain
 from tests.train import runs
 from train import backward, loop, run
 from train.batches import Batch
@@ -40,53 +41,27 @@ precision = "float32"
 """
 
 
-class Plain(nn.Module):
-    """The same model from PyTorch's own parts, on padded batches."""
-
-    def __init__(self, weights: dict[str, Tensor], config: Any) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.source_positions = nn.Embedding(config.max_positions, config.d_model)
-        self.target_positions = nn.Embedding(config.max_positions, config.d_model)
-        whole = nn.Transformer(
-            config.d_model,
-            config.nhead,
-            config.num_encoder_layers,
-            config.num_decoder_layers,
-            config.dim_feedforward,
-            dropout=0.0,
-            batch_first=True,
-            norm_first=True,
-        )
-        self.encoder, self.decoder = whole.encoder, whole.decoder
-        self.double().load_state_dict(weights)
-
-    def loss(self, batch: Batch) -> Tensor:
-        sources, targets = (
-            part.split(packing.lengths.tolist())
-            for part, packing in ((batch.source, batch.source_packing), (batch.target_in, batch.target_packing))
-        )
-        expected = batch.target_out.split(batch.target_packing.lengths.tolist())
-        source = nn.utils.rnn.pad_sequence(list(sources), batch_first=True)
-        target = nn.utils.rnn.pad_sequence(list(targets), batch_first=True)
-        wanted = nn.utils.rnn.pad_sequence(list(expected), batch_first=True, padding_value=-100)
-        lengths = batch.source_packing.lengths.unsqueeze(1)
-        hidden = torch.arange(source.shape[1]) >= lengths
-        scale = math.sqrt(self.embedding.embedding_dim)
-        x = self.embedding(source) * scale + self.source_positions.weight[: source.shape[1]]
-        memory = self.encoder(x, src_key_padding_mask=hidden)
-        y = self.embedding(target) * scale + self.target_positions.weight[: target.shape[1]]
-        causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
-        states = self.decoder(y, memory, tgt_mask=causal, memory_key_padding_mask=hidden)
-        logits = states @ self.embedding.weight.T
-        return F.cross_entropy(
-            logits.flatten(0, 1), wanted.flatten(), label_smoothing=SMOOTHING, reduction="sum", ignore_index=-100
-        )
+def loss_of(model: Plain, batch: Batch) -> Tensor:
+    """The summed loss of a batch, padded again, with the model made of PyTorch's own parts."""
+    sources, targets = (
+        part.split(packing.lengths.tolist())
+        for part, packing in ((batch.source, batch.source_packing), (batch.target_in, batch.target_packing))
+    )
+    expected = batch.target_out.split(batch.target_packing.lengths.tolist())
+    source = nn.utils.rnn.pad_sequence(list(sources), batch_first=True)
+    target = nn.utils.rnn.pad_sequence(list(targets), batch_first=True)
+    wanted = nn.utils.rnn.pad_sequence(list(expected), batch_first=True, padding_value=-100)
+    hidden = torch.arange(source.shape[1]) >= batch.source_packing.lengths.unsqueeze(1)
+    logits = model(source, hidden, target)
+    return F.cross_entropy(
+        logits.flatten(0, 1), wanted.flatten(), label_smoothing=SMOOTHING, reduction="sum", ignore_index=-100
+    )
 
 
 def by_hand(start: dict[str, Tensor], config: Any, steps: list[list[Batch]]) -> tuple[dict[str, Tensor], ...]:
     """Weights and averaged weights after the steps."""
-    model = Plain(start, config)
+    model = Plain(config).double()
+    model.load_state_dict(start)
     weights = dict(model.named_parameters())
     first, second = ({name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
     averages = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -94,7 +69,7 @@ def by_hand(start: dict[str, Tensor], config: Any, steps: list[list[Batch]]) -> 
         model.zero_grad()
         tokens = sum(len(batch.target_out) for batch in batches)
         for batch in batches:
-            (model.loss(batch) / tokens).backward()
+            (loss_of(model, batch) / tokens).backward()
         norm = math.sqrt(sum(float(weight.grad.pow(2).sum()) for weight in weights.values()))
         rate = RATE * step / WARMUP if step <= WARMUP else (
             RATE * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))
