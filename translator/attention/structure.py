@@ -41,8 +41,22 @@ class Products(Protocol):
 class StateSpec(Protocol):
     """How state is to be kept: the part of `translator.cache.CacheSpec` that a structure sees."""
 
-    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
-        """An empty container of the kind asked for."""
+    def key_value_state(
+        self,
+        rows: int,
+        heads: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        value_width: int | None = None,
+    ) -> Any:
+        """An empty container of the kind asked for; values are as wide as keys, or `value_width`."""
+
+    def named_state(
+        self, rows: int, shapes: dict[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """Tensors of a fixed size, zero at first; `shapes` are those of one row."""
 
 
 class AttentionStep(Protocol):

@@ -23,6 +23,7 @@ class DenseCache(KeyValueState):
     """
 
     first_slots = 32
+    uneven = True
     kernels_may_read: ClassVar[bool] = True
     """Whether `in_place` holds: not for a subclass that appends or shows in another way, unless it says so."""
 
@@ -40,12 +41,13 @@ class DenseCache(KeyValueState):
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
+        value_width: int | None = None,
     ) -> None:
-        shape = (rows, heads, spec.capacity or self.first_slots, width)
+        shape = (rows, heads, spec.capacity or self.first_slots)
         # Normal tensors even when made in inference mode, so that later steps may run outside that mode.
         with normal_tensors():
-            self.k = torch.empty(shape, dtype=dtype, device=device)
-            self.v = torch.empty(shape, dtype=dtype, device=device)
+            self.k = torch.empty((*shape, width), dtype=dtype, device=device)
+            self.v = torch.empty((*shape, value_width or width), dtype=dtype, device=device)
         self.clean = 0
 
     @property

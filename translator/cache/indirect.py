@@ -167,12 +167,11 @@ class IndirectCache(GrowingCache):
 
     def append(self, k: Tensor, v: Tensor, step: Step, view: View) -> None:
         """Writes `k, v` `(rows, H_kv, T, D_head)` into the slots of `step`, each row at its home."""
-        shape = (self.table.rows, self.k.shape[1], step.T, self.k.shape[3])
         home = self.table.home.long().unsqueeze(1)  # (rows, 1)
         slots = torch.arange(step.start or 0, step.end, device=home.device) if step.slots is None else step.slots
         for buffer, new in ((self.k, k), (self.v, v)):
-            if new.shape != shape:  # a single row or token would broadcast
-                raise ValueError(f"K or V {tuple(new.shape)} for a step of {step.T} tokens on {shape[0]} rows")
+            if new.shape != (len(home), buffer.shape[1], step.T, buffer.shape[3]):  # one row or token would broadcast
+                raise ValueError(f"K or V {tuple(new.shape)} for a step of {step.T} tokens on {len(home)} rows")
             buffer.transpose(1, 2)[home, slots] = new.transpose(1, 2).to(buffer.dtype)
 
     def shown(self, view: View) -> tuple[Tensor, Tensor]:

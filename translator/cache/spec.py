@@ -60,9 +60,37 @@ class CacheSpec:
         """The same with another number of beams."""
         return replace(self, beams=beams)
 
-    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
-        """An empty container of this kind, a `KeyValueState`: what structures with K and V return from `new_state`."""
-        return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=device)
+    def key_value_state(
+        self,
+        rows: int,
+        heads: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        value_width: int | None = None,
+    ) -> Any:
+        """An empty container of this kind, a `KeyValueState`: what structures with K and V return from `new_state`.
+
+        Values are as wide as keys, or `value_width`; raises `UnsupportedCacheOperation` for a kind that can't do that.
+        """
+        container = CACHE_KINDS[self.kind]
+        factory: dict[str, Any] = {"dtype": self.dtype or dtype, "device": self._placed(device)}
+        if value_width not in (None, width):
+            container.check_uneven(width, value_width)
+            factory["value_width"] = value_width
+        return container(self, rows, heads, width, **factory)
+
+    def named_state(
+        self, rows: int, shapes: dict[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """An empty `NamedState` of tensors `(rows, …)`: what recurrent structures return from `new_state`."""
+        from translator.cache.named import NamedState  # it is built on this module
+
+        return NamedState(rows, shapes, dtype=dtype, device=self._placed(device))
+
+    def _placed(self, device: torch.device) -> torch.device:
+        return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +104,5 @@ class OpenedSpec(CacheSpec):
     device: torch.device | None = None
     shared: dict[str, Any] = field(default_factory=dict, compare=False)
 
-    def key_value_state(self, rows: int, heads: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Any:
-        """See `CacheSpec.key_value_state`."""
-        return CACHE_KINDS[self.kind](self, rows, heads, width, dtype=self.dtype or dtype, device=self.device or device)
+    def _placed(self, device: torch.device) -> torch.device:
+        return self.device or device

@@ -148,6 +148,9 @@ class KeyValueState(LayerState):
     needs_capacity: ClassVar[bool] = False
     """Whether `CacheSpec.capacity` must be given."""
 
+    uneven: ClassVar[bool] = False
+    """Whether values may be of another width than keys: the constructor then takes `value_width` too."""
+
     @abstractmethod
     def __init__(
         self,
@@ -160,6 +163,14 @@ class KeyValueState(LayerState):
         device: torch.device | None = None,
     ) -> None:
         """Empty, for `rows` hypotheses of `heads` key heads, each `width` wide."""
+
+    @classmethod
+    def check_uneven(cls, width: int, value_width: int) -> None:
+        """Raises `UnsupportedCacheOperation` where keys and values have to be of one width."""
+        if not cls.uneven:
+            raise UnsupportedCacheOperation(
+                f"cache kind {cls.kind!r} cannot hold keys {width} wide beside values {value_width} wide"
+            )
 
     def in_place(self, step: Step, view: View) -> list[Tensor] | None:
         """Makes ready for a kernel that writes this step's K and V itself, and reads the container where it lies.

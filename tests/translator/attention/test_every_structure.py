@@ -1,0 +1,160 @@
+"""What holds for every structure: steps are the whole pass, whatever happens to the grid, in every engine."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import tiny_model
+from tests.translator.attention.grid import FP64, LAYERS, TOLERANCE, D, Grid, decoder_of, live
+from translator.attention import STRUCTURES, Packing
+from translator.cache import CacheSpec, UnsupportedCacheOperation
+from translator.engine.eager import EagerEngine
+from translator.engine.native import library
+from translator.engine.packed import PackedEngine
+from translator.model import TranslationModel
+
+pytestmark = pytest.mark.numeric
+needs_kernels = pytest.mark.skipif(not library.available(), reason="no native kernels here")
+
+# name of the structure, options small enough that everything happens within a few tokens, whether rows can be cropped
+CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "latent": ("latent", {"kv_rank": 6, "rotary_width": 4}, True),
+    "latent, expanded": ("latent", {"kv_rank": 6, "rotary_width": 4, "absorbed": False}, True),
+}
+KINDS = ("dynamic", "indirect", "static")
+every_case = pytest.mark.parametrize("case", CASES)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def decoder(case: str, **changes: Any) -> Any:
+    name, options, _ = CASES[case]
+    return decoder_of(STRUCTURES[name], **{**options, **changes})
+
+
+@every_case
+def test_the_whole_pass_is_what_the_reference_says(case):
+    made = decoder(case)
+    grid = Grid(made, [3, 5], "dynamic")
+    x, memory = grid.random(2, 17, D), grid.random(2, 4, D)
+    whole, expected = made(x, memory, tgt_is_causal=True), grid.oracle(x, memory)
+    assert (whole - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@every_case
+@every_kind
+@pytest.mark.parametrize("sizes", [[1] * 17, [17], [5, 1, 1, 4, 6], [2, 3, 1, 1, 1, 9]], ids=str)
+def test_steps_of_any_size_are_the_whole_pass(case, kind, sizes):
+    grid = Grid(decoder(case), [3, 5], kind)
+    for T in sizes:
+        grid.step(T)
+
+
+@every_case
+@every_kind
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_to_a_grid(case, kind, seed):
+    chance = random.Random(seed)
+    grid = Grid(decoder(case), [chance.randint(1, 5) for _ in range(chance.randint(1, 3))], kind, seed)
+    live(grid, chance, kind, 14, crops=CASES[case][2])
+
+
+@every_case
+@every_kind
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_step_that_raises_never_happened(case, kind, layer):
+    grid = Grid(decoder(case), [3, 5], kind, beams=2)
+    grid.step(5)
+    before = grid.cache.nbytes
+    grid.fail(3, layer, taken_back=False)
+    grid.step(1)
+    grid.fail(1, layer, taken_back=True)
+    grid.step(7)
+    assert grid.cache.length == 13 and grid.cache.nbytes >= before
+
+
+@every_case
+def test_a_state_moves_to_another_type_with_all_it_holds(case):
+    grid = Grid(decoder(case), [3, 5], "dynamic")
+    grid.step(6)
+    grid.cache.to(dtype=torch.float32).to(dtype=FP64)
+    x = grid.random(2, 3, D)
+    output = grid.decoder(x, grid.cache)
+    rows = torch.stack([torch.cat([row, new]) for row, new in zip(grid.rows, x, strict=True)])
+    for index in range(2):
+        expected = grid.oracle(rows[index][None], grid.sources[index][None])[0, -3:]
+        assert 0 < (output[index] - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+# -- without padding --------------------------------------------------------------------------------------------------
+
+
+def model_of(case: str, **changes: Any) -> TranslationModel:
+    return tiny_model(attention=CASES[case][0], **changes)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES.values()}))
+def test_a_pass_without_padding_keeps_sentences_apart(name):
+    """Training lays sentences one after another: none may see its neighbour, forward or backward."""
+    model = tiny_model(attention=name)
+    generator = torch.Generator().manual_seed(2)
+    lengths = [(4, 9), (7, 1), (2, 23), (5, 6)]
+    sentences = [[torch.randint(4, 400, (length,), generator=generator) for length in pair] for pair in lengths]
+    sources, targets = ([pair[side] for pair in sentences] for side in (0, 1))
+    parameters = [parameter.requires_grad_() for parameter in model.parameters()]
+    try:
+        packed = model.packed(
+            torch.cat(sources),
+            torch.cat(targets),
+            Packing([len(s) for s in sources]),
+            Packing([len(t) for t in targets]),
+        )
+        alone = torch.cat([model.decode(t[None], model.encode(s[None]))[0] for s, t in sentences])
+        assert (packed - alone).abs().max() < 1e-4 * alone.abs().max()
+        weights = torch.randn(alone.shape, generator=generator)
+        found, expected = (torch.autograd.grad((each * weights).sum(), parameters) for each in (packed, alone))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert (mine - theirs).abs().max() < 1e-3 * theirs.abs().max()
+    finally:
+        model.requires_grad_(False)
+
+
+# -- the packed engine ------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+@every_kind
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES.values()}))
+def test_the_packed_engine_decodes_as_the_eager_one(name, kind, release):
+    model = tiny_model(attention=name)
+    ids = torch.randint(4, 400, (3, 7), generator=torch.Generator().manual_seed(1))
+    hidden = torch.arange(7) >= torch.tensor([[7], [4], [5]])
+    spec = CacheSpec(kind=kind, capacity=48, beams=2)
+    plain = EagerEngine(model)
+    fast = PackedEngine(tiny_model.__wrapped__(attention=name) if release else model, "float32", release=release)
+    one, other = (engine.start(engine.encode(ids, hidden), hidden, spec) for engine in (plain, fast))
+    generator = torch.Generator().manual_seed(3)
+    for turn in range(40):
+        tokens = torch.randint(4, 400, (one.cache.rows,), generator=generator)
+        expected = one.step(tokens).logits()
+        assert (other.step(tokens).logits() - expected).abs().max() < 1e-4 * expected.abs().max(), turn
+        beam = torch.randint(2, (one.batch_size, 2), generator=generator)
+        one.reorder(beam)
+        other.reorder(beam)
+        if turn == 20:
+            one.compact(torch.tensor([2, 0]))
+            other.compact(torch.tensor([2, 0]))
+
+
+# -- what a state can't do --------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_a_step_to_be_recorded_works_or_is_refused_by_name(case):
+    grid = Grid(decoder(case), [3, 5], "static")
+    try:
+        grid.cache.prefix(1)
+    except UnsupportedCacheOperation as refused:
+        assert "cannot keep its addresses" in str(refused)
