@@ -9,12 +9,14 @@ A new structure is one file and one line in `STRUCTURES`.
 from translator.attention.full_pass import FullPass
 from translator.attention.kernels import Kernel, attend, merge_heads, split_heads
 from translator.attention.latent import LatentAttention
+from translator.attention.linear import LinearAttention
 from translator.attention.multihead import CachedMultiheadAttention
 from translator.attention.packed_pass import PackedPass, Packing
 from translator.attention.structure import AttentionStep, Product, Structure
 
 STRUCTURES: dict[str, type[Structure]] = {
     "latent": LatentAttention,
+    "linear": LinearAttention,
     "multihead": CachedMultiheadAttention,
 }
 """Self-attention structures of the decoder by the name that `ModelConfig.attention` gives."""
@@ -26,6 +28,7 @@ __all__ = [
     "FullPass",
     "Kernel",
     "LatentAttention",
+    "LinearAttention",
     "PackedPass",
     "Packing",
     "Product",

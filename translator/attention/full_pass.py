@@ -39,6 +39,16 @@ class FullPass:
         """See `AttentionStep.attend`."""
         return kernel(q, k, v, self.mask, self.is_causal, dropout)
 
+    def apart(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.apart`: `x` itself."""
+        if self.mask is not None or not (self.is_causal or self.T == 1):
+            raise ValueError("this attention is causal and takes no mask: pass tgt_is_causal=True and nothing else")
+        return x
+
+    def together(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.together`."""
+        return x
+
     def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """See `AttentionStep.source`."""
         if self.memory is None:

@@ -104,6 +104,16 @@ class PackedPass:
         q, k, v = (self.packing.padded(part) for part in (q, k, v))
         return self.packing.packed(kernel(q, k, v, self.mask, self.is_causal and self.mask is None, dropout))
 
+    def apart(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.apart`: `(1, N, D)` → `(B, widest, D)`."""
+        if not self.is_causal:
+            raise ValueError("this attention is causal: an encoder's tokens see each other")
+        return self.packing.padded(x.unsqueeze(1))[:, 0]
+
+    def together(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.together`: `(B, widest, D)` → `(1, N, D)`."""
+        return self.packing.packed(x.unsqueeze(1))[:, 0]
+
     def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """See `AttentionStep.source`; K and V are packed, and `attend_source` knows how."""
         if self.memory is None or self.source_packing is None:

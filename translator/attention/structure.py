@@ -73,6 +73,16 @@ class AttentionStep(Protocol):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
         """`(rows, H, T, D_head)`: q over all of K and V, the new `k`, `v` `(rows, H_kv, T, D_head)` included."""
 
+    def apart(self, x: Tensor) -> Tensor:
+        """`x` `(rows, T, …)` with each sequence in a row of its own, whatever stands behind its end; for structures
+        that mix tokens themselves.
+
+        Raises `ValueError` where tokens see others than all those before them: such structures know no mask.
+        """
+
+    def together(self, x: Tensor) -> Tensor:
+        """The reverse of `apart`."""
+
     def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """K, V `(B, H_kv, S, D_head)` and mask of the source: kept by a cache, else `project(memory)`."""
 

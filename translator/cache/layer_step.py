@@ -70,6 +70,16 @@ class LayerStep:
         assert isinstance(state, KeyValueState)
         return state.attend(q, k, v, self, kernel, dropout)
 
+    def apart(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.apart`: `x` itself."""
+        if self.step.given is not None:
+            raise ValueError("this attention is causal and takes no mask of a caller's")
+        return x
+
+    def together(self, x: Tensor) -> Tensor:
+        """See `AttentionStep.together`."""
+        return x
+
     def source(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor | None]:
         """See `AttentionStep.source`: K and V are there since the sentence came in; `project` isn't called."""
         return self.source_state.k, self.source_state.v, self.step.source_mask

@@ -18,18 +18,21 @@ from translator.model import TranslationModel
 pytestmark = pytest.mark.numeric
 needs_kernels = pytest.mark.skipif(not library.available(), reason="no native kernels here")
 
-# name of the structure, options small enough that everything happens within a few tokens, whether rows can be cropped
-CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "latent": ("latent", {"kv_rank": 6, "rotary_width": 4}, True),
-    "latent, expanded": ("latent", {"kv_rank": 6, "rotary_width": 4, "absorbed": False}, True),
+ALL = ("dynamic", "indirect", "static")
+# name of the structure, options small enough that everything happens within a few tokens, whether rows can be cropped,
+# kinds of container that its state depends on
+CASES: dict[str, tuple[str, dict[str, Any], bool, tuple[str, ...]]] = {
+    "latent": ("latent", {"kv_rank": 6, "rotary_width": 4}, True, ALL),
+    "latent, expanded": ("latent", {"kv_rank": 6, "rotary_width": 4, "absorbed": False}, True, ("dynamic",)),
+    "linear": ("linear", {"convolution": 3}, False, ("dynamic",)),
 }
-KINDS = ("dynamic", "indirect", "static")
+NAMES = sorted({name for name, *_ in CASES.values()})
 every_case = pytest.mark.parametrize("case", CASES)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize(("case", "kind"), [(case, kind) for case in CASES for kind in CASES[case][3]])
 
 
 def decoder(case: str, **changes: Any) -> Any:
-    name, options, _ = CASES[case]
+    name, options, *_ = CASES[case]
     return decoder_of(STRUCTURES[name], **{**options, **changes})
 
 
@@ -42,7 +45,6 @@ def test_the_whole_pass_is_what_the_reference_says(case):
     assert (whole - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
-@every_case
 @every_kind
 @pytest.mark.parametrize("sizes", [[1] * 17, [17], [5, 1, 1, 4, 6], [2, 3, 1, 1, 1, 9]], ids=str)
 def test_steps_of_any_size_are_the_whole_pass(case, kind, sizes):
@@ -51,16 +53,36 @@ def test_steps_of_any_size_are_the_whole_pass(case, kind, sizes):
         grid.step(T)
 
 
-@every_case
 @every_kind
-@pytest.mark.parametrize("seed", range(8))
+def test_beams_and_sentences_that_come_and_go(case, kind):
+    grid = Grid(decoder(case), [3, 5, 4], kind, beams=3)
+    grid.step(4)
+    grid.reorder(torch.tensor([[1, 2, 0], [2, 2, 1], [0, 0, 1]]))
+    grid.step(1)
+    grid.reorder(torch.tensor([[2, 0, 0], [0, 1, 2], [1, 2, 1]]))
+    grid.step(2)
+    newcomer, parted = Grid(grid.decoder, [6], kind, 1), Grid(grid.decoder, [2], kind, 2, beams=3)
+    newcomer.step(3)
+    parted.step(1)
+    parted.step(9)
+    parted.reorder(torch.tensor([[2, 0, 1]]))
+    grid.admit(1, newcomer)  # rows of 7, 3 and 10 tokens from here on
+    grid.admit(2, parted)
+    for T in (1, 1, 5, 1, 2):
+        grid.step(T)
+        grid.reorder(torch.tensor([[1, 1, 0], [2, 0, 2], [0, 2, 1]]))
+    grid.compact([2, 0])
+    grid.step(3)
+
+
+@every_kind
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_to_a_grid(case, kind, seed):
     chance = random.Random(seed)
     grid = Grid(decoder(case), [chance.randint(1, 5) for _ in range(chance.randint(1, 3))], kind, seed)
     live(grid, chance, kind, 14, crops=CASES[case][2])
 
 
-@every_case
 @every_kind
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_a_step_that_raises_never_happened(case, kind, layer):
@@ -94,7 +116,7 @@ def model_of(case: str, **changes: Any) -> TranslationModel:
     return tiny_model(attention=CASES[case][0], **changes)
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES.values()}))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_pass_without_padding_keeps_sentences_apart(name):
     """Training lays sentences one after another: none may see its neighbour, forward or backward."""
     model = tiny_model(attention=name)
@@ -124,9 +146,8 @@ def test_a_pass_without_padding_keeps_sentences_apart(name):
 
 
 @needs_kernels
-@every_kind
-@pytest.mark.parametrize("release", [False, True])
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES.values()}))
+@pytest.mark.parametrize(("release", "kind"), [(False, "dynamic"), (False, "static"), (True, "indirect")])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_packed_engine_decodes_as_the_eager_one(name, kind, release):
     model = tiny_model(attention=name)
     ids = torch.randint(4, 400, (3, 7), generator=torch.Generator().manual_seed(1))
