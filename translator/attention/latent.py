@@ -9,6 +9,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -95,7 +96,8 @@ class LatentAttention(Structure):
         plain, turned = q.split([self.width, self.rotary], dim=-1)
         q = torch.cat([plain, rotated(turned, positions)], dim=-1)  # (rows, H, T, D_head + rotary_width)
         latent, key = ops.product("down", x, norm=norm).split([self.rank, self.rotary], dim=-1)
-        latent = self.latent_norm(latent).unsqueeze(1)  # (rows, 1, T, kv_rank)
+        scale = self.latent_norm.weight.to(latent.dtype)
+        latent = F.rms_norm(latent, (self.rank,), scale, self.latent_norm.eps).unsqueeze(1)  # (rows, 1, T, kv_rank)
         key = rotated(key.unsqueeze(1), positions)
         kernel = _Expanding(self, ops)
         attended = step.attend(q, latent, key, kernel, self.dropout if self.training else 0.0)
