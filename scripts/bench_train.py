@@ -1,6 +1,6 @@
 """Training against a plain script and against eole: target tokens a second and a CPU second, at equal sizes.
 
-    scripts/bench_train.py [--eole PYTHON] [--output results/bench_train.json]
+    scripts/bench_train.py [--eole PYTHON] [--processes] [--output results/bench_train.json]
 
 The plain script is what one writes first: `nn.Transformer`, `nn.Dropout`, padded batches, bf16 autocast where the CPU
 computes it, AdamW, `F.cross_entropy` with label smoothing, clipping. Both sides train the same model from the same
@@ -9,6 +9,9 @@ block is a pair: the ratios are of pairs, so that a noisy machine harms both ali
 
 eole (OpenNMT's successor) has a loop, batches and a process of its own; it is given the same text, vocabulary and
 sizes, and two runs of different length, whose difference is the time of its steps without its start.
+
+`--processes` compares whole runs of `translator train`: one process of two threads, and two of one thread under
+torchrun.
 """
 
 import contextlib
@@ -49,6 +52,7 @@ from translator.padding import pad, padding
 from translator.textio import atomic_write_bytes, json_text
 from translator.tokenizer import Tokenizer
 
+ROOT = Path(__file__).resolve().parent.parent
 SMOOTHING, DROPOUT, RATE, WARMUP, CLIP = 0.1, 0.2, 7e-4, 100, 1.0
 CPU = torch.device("cpu")
 
@@ -315,6 +319,38 @@ def eole(
     }
 
 
+def launched(count: int, threads: int, batch_tokens: int, steps: int) -> list[int]:
+    """Target tokens a second that a run of `count` processes logs, every ten steps; the first ten aren't counted."""
+    with tempfile.TemporaryDirectory() as place:
+        settings = {
+            "output": place + "/run", "model.dropout": DROPOUT, "training.max_steps": steps, "training.log_every": 10,
+            "training.batch_tokens": batch_tokens, "evaluation.every": steps, "evaluation.sentences": 1,
+        }  # fmt: skip
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)] if count > 1 else []
+        command = [sys.executable, *launcher, "-m", "translator", "train", "small"]
+        given = [f"--set={key}={value}" for key, value in settings.items()]
+        done = subprocess.run(
+            [*command, *given], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"translator train: {done.stderr[-2000:]}")
+        events = [json.loads(line) for line in (Path(place) / "run" / "log.jsonl").read_text().splitlines()]
+    return [event["tokens_per_second"] for event in events if event["event"] == "step"][1:]
+
+
+def by_processes(batch_tokens: int, threads: int, steps: int = 40, turns: int = 3) -> dict[str, Any]:
+    """Tokens a second with one process of `threads` threads and with as many processes of one, in turn."""
+    ways = {f"1 process of {threads} threads": (1, threads), f"{threads} processes of 1 thread": (threads, 1)}
+    rates: dict[str, list[int]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, (count, each) in ways.items():
+            rates[name].append(round(statistics.median(launched(count, each, batch_tokens, steps))))
+    one, several = rates.values()
+    ratios = [b / a for a, b in zip(one, several, strict=True)]
+    return {"tokens_per_second": rates, "ratio": {"median": statistics.median(ratios), "pairs": len(ratios)}}
+
+
 def machine(threads: int) -> dict[str, Any]:
     """The CPU's name, and the instructions that decide."""
     text = Path("/proc/cpuinfo").read_text()
@@ -336,6 +372,7 @@ def main(
     batch_tokens: int = 4096,
     threads: int = 2,
     eole_python: Annotated[Path | None, typer.Option("--eole", help="Python of an environment with eole.")] = None,
+    processes: Annotated[bool, typer.Option("--processes", help="Also compare numbers of processes.")] = False,
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
     output: Annotated[Path | None, typer.Option(help="Where the results go, as JSON.")] = None,
 ) -> None:
@@ -364,10 +401,15 @@ def main(
         if name == "6+3 layers":
             results["precisions"] = precisions(given, plan)
             typer.echo(f"  precision: {json.dumps(results['precisions'])}")
+            if results["precisions"]["auto"] != results["precisions"]["faster"]:
+                typer.echo("  precision: auto is NOT the faster one here", err=True)
         if eole_python is not None:
             found["eole"] = eole(eole_python, given, tokenizer, batch_tokens, (20, 60))
             typer.echo(f"  eole: {json.dumps(found['eole'])}; project {found['tokens_per_cpu_second']['project']:,.0f} "
                        "tokens a CPU second")  # fmt: skip
+    if processes:
+        results["processes"] = by_processes(batch_tokens, threads)
+        typer.echo(f"processes: {json.dumps(results['processes'])}")
     if output is not None:
         atomic_write_bytes(output, (json_text(results, indent=1) + "\n").encode())
 
