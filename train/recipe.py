@@ -17,11 +17,12 @@ from train.paths import usable_path
 from train.schedule import SCHEDULES, learning_rate
 from translator.attention import STRUCTURES
 from translator.bounds import MOST_POSITIONS, MOST_ROWS
-from translator.config import PRESETS, STRICT, DecodeConfig, apply_setting, parse, preset
+from translator.config import PRESETS, STRICT, DecodeConfig, LayerEntry, apply_setting, parse, preset
 from translator.errors import UserError
 from translator.languages import LanguageCode
 from translator.metrics import METRICS
 from translator.positions import POSITIONS
+from translator.structures import builder
 from translator.textio import read_limited
 
 LARGEST_RECIPE = 1 << 20  # bytes
@@ -79,6 +80,7 @@ class ModelSection:
     layer_norm_eps: float | None = None
     positions: str | None = None
     attention: str | None = None
+    decoder_layers: list[LayerEntry] | None = None
     max_positions: int | None = None
 
     @model_validator(mode="after")
@@ -90,11 +92,16 @@ class ModelSection:
         for key, known in (("positions", POSITIONS), ("attention", STRUCTURES)):
             if getattr(self, key) not in (None, *known):
                 raise ValueError(f"{key} {getattr(self, key)!r} is unknown; known: {', '.join(known)}")
+        for index, entry in enumerate(self.decoder_layers or ()):
+            builder(entry, f"decoder_layers[{index}]")
         return self
 
     def overrides(self) -> dict[str, Any]:
         """The keys that were given, as arguments of `translator.config.preset`."""
-        return {key: value for key, value in vars(self).items() if value is not None and key in _OVERRIDES}
+        given = {key: value for key, value in vars(self).items() if value is not None and key in _OVERRIDES}
+        if self.decoder_layers:  # they say how many there are, too
+            given.setdefault("num_decoder_layers", len(self.decoder_layers))
+        return given
 
 
 _OVERRIDES = {field.name for field in dataclasses.fields(ModelSection)} - {"preset"}

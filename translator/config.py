@@ -19,6 +19,9 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 T = TypeVar("T")
 
+LayerEntry = str | dict[str, Any]
+"""A decoder layer's self-attention: a structure's name, or a table with that name under `attention` and its options."""
+
 LARGEST_POSITIONS = 1 << 26  # numbers in one table of positions: 256 MiB in fp32
 LARGEST_JSON = 1 << 20  # bytes of a settings file
 
@@ -28,8 +31,9 @@ class ModelConfig:
     """Shape of a `TranslationModel`; names are those of `torch.nn.Transformer`.
 
     `vocab_size` is V, `d_model` D, `nhead` H. `positions` is one of `translator.positions.POSITIONS`, `attention` (the
-    decoder's self-attention) one of `translator.attention.STRUCTURES`. `max_positions` bounds both the source and the
-    target length, in tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
+    decoder's self-attention) one of `translator.attention.STRUCTURES`. `decoder_layers` says it layer by layer in its
+    place: names, or tables such as `{ attention = "window", window = 8 }`. `max_positions` bounds both the source and
+    the target length, in tokens, end token included. Raises `pydantic.ValidationError` for impossible values.
 
     The upper bounds are about twice the largest encoder-decoder models published (XLM-V's 1,000,002 pieces, T5-11B's
     feed-forward of 65,536, 200 layers of M2M's deepest): beyond them a file is damaged or means harm.
@@ -46,18 +50,41 @@ class ModelConfig:
     layer_norm_eps: float = Field(default=1e-5, gt=0, le=1)
     positions: str = Field(default="learned", max_length=64)
     attention: str = Field(default="multihead", max_length=64)
+    decoder_layers: tuple[LayerEntry, ...] = Field(default=(), max_length=256)
     max_positions: int = Field(default=256, ge=4, le=MOST_POSITIONS)
 
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelConfig":
         if self.d_model % self.nhead:
             raise ValueError(f"d_model {self.d_model} must be a multiple of nhead {self.nhead}")
+        if self.decoder_layers and len(self.decoder_layers) != self.num_decoder_layers:
+            raise ValueError(
+                f"decoder_layers names {len(self.decoder_layers)} layers and num_decoder_layers is "
+                f"{self.num_decoder_layers}"
+            )
+        for entry in self.decoder_layers:
+            layer_name(entry)
         # A table of positions may be computed, so that no file has to be large to ask for a lot of memory.
         if self.max_positions * self.d_model > LARGEST_POSITIONS:
             raise ValueError(
                 f"max_positions {self.max_positions} times d_model {self.d_model} is more than {LARGEST_POSITIONS:,}"
             )
         return self
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """The name of each decoder layer's self-attention."""
+        return tuple(map(layer_name, self.decoder_layers)) or (self.attention,) * self.num_decoder_layers
+
+
+def layer_name(entry: LayerEntry) -> str:
+    """The structure that an entry of `decoder_layers` names; raises `ValueError` for a table without one."""
+    name = entry if isinstance(entry, str) else entry.get("attention")
+    if not isinstance(name, str) or len(name) > 64:
+        raise ValueError(
+            f"decoder_layers: a layer is a structure's name or a table with `attention`, not {entry!r:.80}"
+        )
+    return name
 
 
 # `xianyan` is the model of the project's source text; `small` is sized for training on two CPU cores, `tiny` for a few

@@ -4,6 +4,7 @@ One code path serves training and stepping. What differs is the step it runs on:
 and V come from the input itself and the encoder output, or a `LayerStep` of a cache.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,9 +45,10 @@ class CachedDecoderLayer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        structure: type[Structure] | None = None,
+        structure: Callable[..., Structure] | None = None,
     ) -> None:
-        """The arguments of `nn.TransformerDecoderLayer`, and the self-attention's `structure` where it is another."""
+        """The arguments of `nn.TransformerDecoderLayer`, and what builds the self-attention where it is another: a
+        class of `Structure`, or a partial of one with its options."""
         super().__init__()
         factory: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.batch_first = batch_first

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import STRUCTURES, PackedPass, Packing, Product, Structure
+from translator.attention import PackedPass, Packing, Product, Structure
 from translator.cache import CacheSpec, DecoderCache
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
 from translator.decoder_layer import CachedDecoderLayer, full_pass
 from translator.dropout import ByteDropout
 from translator.encoder import Encoder, EncoderLayer
-from translator.errors import UserError
 from translator.operations import ModelOperations
 from translator.positions import make_positions
+from translator.structures import builders
 
 
 class TranslationModel(nn.Module):
@@ -38,10 +38,8 @@ class TranslationModel(nn.Module):
         )
         self.decoder = CachedDecoder(
             [
-                CachedDecoderLayer(
-                    *sizes, layer_norm_eps=eps, batch_first=True, norm_first=True, structure=structure(config.attention)
-                )
-                for _ in range(config.num_decoder_layers)
+                CachedDecoderLayer(*sizes, layer_norm_eps=eps, batch_first=True, norm_first=True, structure=structure)
+                for structure in builders(config)
             ],
             nn.LayerNorm(config.d_model, eps=eps),
         )
@@ -184,13 +182,6 @@ class EagerModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `ModelOperations.logits`."""
         return self.model.logits(hidden)
-
-
-def structure(name: str) -> type[Structure]:
-    """The self-attention structure of that name; raises `UserError` for an unknown one."""
-    if name not in STRUCTURES:
-        raise UserError(f"model.attention = {name!r}: unknown structure; known: {', '.join(sorted(STRUCTURES))}")
-    return STRUCTURES[name]
 
 
 def _use_byte_dropout(layer: nn.Module, p: float) -> None:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import pydantic
 import pytest
 from pydantic import TypeAdapter
 
@@ -16,8 +18,10 @@ from train.data import load_data
 from train.fit import as_saved, fitted
 from train.initial import new_tokenizer
 from train.recipe import RECIPES, Recipe, TrainingConfig, read_recipe
-from translator.config import parse, preset
+from translator.attention import STRUCTURES, CachedMultiheadAttention
+from translator.config import STRICT, ModelConfig, from_json, parse, preset, to_json
 from translator.errors import UserError
+from translator.model import TranslationModel
 
 SECTIONS = ("split", "filters", "tokenizer", "model", "training", "evaluation", "decode")
 RECIPE = """
@@ -250,3 +254,59 @@ def test_dry_run_shows_everything_and_writes_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
     refused = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert refused.returncode == 2 and "--dry-run" in refused.stderr
+
+
+# Structures layer by layer
+
+
+LAYERS = 'model.decoder_layers=["multihead", { attention = "rated", rate = 4 }]'
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
+class Rate:
+    rate: int = pydantic.Field(default=2, ge=1)
+
+
+class Rated(CachedMultiheadAttention):
+    options = Rate
+
+    def __init__(self, *arguments: Any, options: Rate | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.rate = (options or Rate()).rate
+
+
+def test_layers_have_their_own_structures_and_options_and_say_how_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STRUCTURES, "rated", Rated)
+    recipe = read(tmp_path, LAYERS)
+    config = preset("small", 50, **recipe.model.overrides())
+    assert config.num_decoder_layers == 2 and config.structures == ("multihead", "rated")
+    (tmp_path / "config.json").write_text(to_json(config), encoding="utf-8")
+    assert from_json(ModelConfig, tmp_path / "config.json") == config
+    first, second = TranslationModel(config).decoder.structures
+    assert type(first) is CachedMultiheadAttention and isinstance(second, Rated) and second.rate == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('decoder_layers=["multihed"]', "decoder_layers[0] = 'multihed': unknown structure; known: "),
+        ('decoder_layers=["rated", { attention = "rated", rat = 4 }]', "decoder_layers[1]: unknown key 'rat'; did you"),
+        ('decoder_layers=[{ attention = "rated", rate = 0 }]', "decoder_layers[0]: rate = 0: "),
+        ('decoder_layers=[{ attention = "multihead", rate = 2 }]', "'multihead' takes no options, not rate"),
+        ("decoder_layers=[{ rate = 2 }]", "a layer is a structure's name or a table with `attention`"),
+    ],
+)
+def test_a_slip_in_a_layer_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, message: str
+) -> None:
+    monkeypatch.setitem(STRUCTURES, "rated", Rated)
+    with pytest.raises(UserError) as error:
+        read(tmp_path, f"model.{setting}")
+    assert message in str(error.value) and "\n" not in str(error.value) and "mine.toml" in str(error.value)
+
+
+def test_more_or_fewer_layers_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="decoder_layers names 1 layers and num_decoder_layers is 3"):
+        read(tmp_path, 'model.decoder_layers=["multihead"]', "model.num_decoder_layers=3")

@@ -96,8 +96,12 @@ class Structure(nn.Module, ABC):
     """A self-attention structure.
 
     Subclasses take what `nn.MultiheadAttention` takes: `embed_dim`, `num_heads`, and by name `dropout`, `bias`,
-    `batch_first`, `device`, `dtype`.
+    `batch_first`, `device`, `dtype`; and `options` where they have some.
     """
+
+    options: ClassVar[type | None] = None
+    """A frozen dataclass of pydantic's with what else can be chosen, each with a default: a layer's table in
+    `ModelConfig.decoder_layers`. An instance comes to the constructor by name."""
 
     dropout: float = 0.0
     """The probability with which attention weights are dropped in training."""

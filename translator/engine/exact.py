@@ -40,8 +40,8 @@ def check_exact(engine: Engine) -> None:
         if not isinstance(member, PackedEngine):
             raise UserError(f"exact mode{_refusal(member)}")
         if any(type(layer.self_attn) is not CachedMultiheadAttention for layer in member.model.decoder.stack):
-            kind = member.model.config.attention
-            raise UserError(f"exact mode: nothing is known of attention {kind!r}; multihead attention is exact")
+            other = next(name for name in member.model.config.structures if name != "multihead")
+            raise UserError(f"exact mode: nothing is known of attention {other!r}; multihead attention is exact")
         found = first_difference(member)
         if found is not None:
             raise UserError(f"exact mode: this machine doesn't keep the promise: {found}")

@@ -30,8 +30,9 @@ def check_structure(model: ModelConfig, compute_type: str, to: str) -> None:
     """
     if compute_type != AUTO:
         raise UserError(f"--compute-type {compute_type}: goes with --to packed; {to} gets weights in fp32")
-    if model.attention != "multihead":
-        raise UserError(f"--to {to}: cannot express attention = {model.attention!r}; it has multihead alone")
+    others = sorted({*model.structures} - {"multihead"})
+    if others:
+        raise UserError(f"--to {to}: cannot express attention = {others[0]!r}; it has multihead alone")
 
 
 def load_instructions(config: CheckpointConfig, toolkit: str, usage: str, slots: bool) -> str:
