@@ -152,7 +152,7 @@ def _skeleton(config: CheckpointConfig, tensors: safe_open, folder: Path) -> Tra
     return model
 
 
-class _Unfilled(TorchFunctionMode):
+class Unfilled(TorchFunctionMode):
     """Leaves tensors as they are where they would be filled with random numbers: without storage, PyTorch would load
     its compiler for that, which takes longer than a translation.
     """
@@ -169,7 +169,7 @@ def shape_of(config: ModelConfig, tensors: safe_open, path: Path) -> Translation
     layers, found = config.num_encoder_layers + config.num_decoder_layers, len(tensors.keys())
     if found < layers:  # even a model without storage takes seconds to put together when it has many layers
         raise UserError(f"{path}: {found} tensors are too few for the {layers} layers of {CONFIG}")
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), Unfilled():
         return TranslationModel(config)
 
 

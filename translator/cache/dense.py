@@ -55,6 +55,18 @@ class DenseCache(KeyValueState):
         """Bytes allocated, used or not."""
         return self.k.untyped_storage().nbytes() + self.v.untyped_storage().nbytes()
 
+    @classmethod
+    def account(
+        cls, spec: CacheSpec, rows: int, heads: int, widths: tuple[int, int], length: int, dtype: torch.dtype
+    ) -> int:
+        """See `KeyValueState.account`: every slot there is, used or not."""
+        return rows * heads * cls.slots_for(spec, length) * sum(widths) * dtype.itemsize
+
+    @classmethod
+    def slots_for(cls, spec: CacheSpec, length: int) -> int:
+        """Slots of a row that holds `length` tokens."""
+        raise NotImplementedError(f"cache kind {cls.kind!r} gives no account of its bytes")
+
     @property
     def slots(self) -> int:
         """Slots in each row."""

@@ -140,6 +140,11 @@ class IndirectCache(GrowingCache):
         self.turn = 0
         self._lengths, self._T = Lengths(rows), 0
 
+    @classmethod
+    def account_shared(cls, spec: CacheSpec, rows: int, length: int) -> int:
+        """See `KeyValueState.account_shared`: the table, a row and a home for each hypothesis."""
+        return rows * (cls.slots_for(spec, length) + 1) * torch.int32.itemsize
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated, used or not; the first layer counts the table."""

@@ -172,6 +172,26 @@ class KeyValueState(LayerState):
                 f"cache kind {cls.kind!r} cannot hold keys {width} wide beside values {value_width} wide"
             )
 
+    @classmethod
+    def account(
+        cls, spec: CacheSpec, rows: int, heads: int, widths: tuple[int, int], length: int, dtype: torch.dtype
+    ) -> int:
+        """What `nbytes` will say once every row holds `length` tokens, worked out before anything is allocated.
+
+        `widths` are those of keys and values. Raises `NotImplementedError` for a container that gives no account.
+        """
+        raise NotImplementedError(f"cache kind {cls.kind!r} gives no account of its bytes")
+
+    @classmethod
+    def account_shared(cls, spec: CacheSpec, rows: int, length: int) -> int:
+        """Bytes that the layers of a stack have in common, and the first of them counts."""
+        return 0
+
+    @classmethod
+    def account_read(cls, spec: CacheSpec, heads: int, widths: tuple[int, int], length: int, dtype: torch.dtype) -> int:
+        """Bytes of one row that a step reads in one layer when `length` tokens are held: by default all of them."""
+        return heads * sum(widths) * length * dtype.itemsize
+
     def in_place(self, step: Step, view: View) -> list[Tensor] | None:
         """Makes ready for a kernel that writes this step's K and V itself, and reads the container where it lies.
 

@@ -22,6 +22,12 @@ class StaticCache(DenseCache):
         slots = whole_blocks(spec.capacity, spec.block)
         super().__init__(replace(spec, capacity=slots), rows, heads, width, **factory)
 
+    @classmethod
+    def slots_for(cls, spec: CacheSpec, length: int) -> int:
+        """See `DenseCache.slots_for`: as many at any length."""
+        assert spec.capacity is not None
+        return whole_blocks(spec.capacity, spec.block)
+
     def check_room(self, length: int) -> None:
         """Raises `CacheFullError` beyond the capacity."""
         if length > self.capacity:

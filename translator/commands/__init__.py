@@ -4,6 +4,6 @@ A new one is a file here and a place in `COMMANDS`, in the order of the help. Wh
 `run`.
 """
 
-from translator.commands import attention, evaluate, export, parity, plot, profile, score, train, translate
+from translator.commands import attention, evaluate, export, memory, parity, plot, profile, score, train, translate
 
-COMMANDS = (translate, evaluate, score, train, plot, parity, attention, profile, export)
+COMMANDS = (translate, evaluate, score, train, plot, parity, attention, profile, memory, export)

@@ -1,0 +1,169 @@
+"""The account of a model of this project: each structure in each container, from sizes alone."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from translator.attention import Structure
+from translator.cache import CACHE_KINDS, CacheSpec, LayerState, UnsupportedCacheOperation
+from translator.checkpoint import Unfilled
+from translator.config import ModelConfig
+from translator.decoder import CachedDecoder
+from translator.diagnostics.memory.figures import last_within
+from translator.model import TranslationModel
+
+
+@dataclass(frozen=True)
+class InContainer:
+    """Keys and values of one layer in the container that its spec names."""
+
+    spec: CacheSpec
+    heads: int
+    widths: tuple[int, int]
+    dtype: torch.dtype
+
+    @property
+    def shared(self) -> Any:
+        """The container, whose layers may have something in common."""
+        return CACHE_KINDS[self.spec.kind]
+
+    def nbytes(self, rows: int, length: int) -> int:
+        """Bytes allocated once `rows` rows hold `length` tokens."""
+        return CACHE_KINDS[self.spec.kind].account(self.spec, rows, self.heads, self.widths, length, self.dtype)
+
+    def read(self, length: int) -> int:
+        """Bytes of one row that a step reads."""
+        return CACHE_KINDS[self.spec.kind].account_read(self.spec, self.heads, self.widths, length, self.dtype)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """State whose size no token changes."""
+
+    numbers: int
+    dtype: torch.dtype
+
+    shared = None
+
+    def nbytes(self, rows: int, length: int) -> int:
+        """Bytes of `rows` rows."""
+        return rows * self.numbers * self.dtype.itemsize
+
+    def read(self, length: int) -> int:
+        """Bytes of one row, all of which a step reads."""
+        return self.nbytes(1, length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingSpec(CacheSpec):
+    """A spec that makes no state: it notes what a structure asks of it, and nothing is allocated."""
+
+    def key_value_state(
+        self,
+        rows: int,
+        heads: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        value_width: int | None = None,
+    ) -> InContainer:
+        """See `CacheSpec.key_value_state`."""
+        if value_width not in (None, width):
+            CACHE_KINDS[self.kind].check_uneven(width, value_width)
+        return InContainer(self, heads, (width, value_width or width), self.dtype or dtype)
+
+    def named_state(
+        self, rows: int, shapes: dict[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device
+    ) -> FixedSize:
+        """See `CacheSpec.named_state`."""
+        return FixedSize(sum(torch.Size(shape).numel() for shape in shapes.values()), dtype)
+
+
+@dataclass(frozen=True)
+class StackAccount:
+    """One decoder's layers in one container; `refused` says why there is none. Bytes are those of one sentence."""
+
+    kind: str
+    beams: int
+    layers: tuple[Any, ...] = ()
+    spec: CacheSpec | None = None
+    source_bytes: int = 0
+    refused: str = ""
+
+    def nbytes(self, length: int, sentences: int = 1) -> int:
+        """Bytes allocated once all rows hold `length` tokens, K and V of the source included."""
+        rows = sentences * self.beams
+        own = sum(layer.nbytes(rows, length) for layer in self.layers)
+        common = {layer.shared for layer in self.layers if layer.shared is not None}
+        return own + sum(one.account_shared(self.spec, rows, length) for one in common) + sentences * self.source_bytes
+
+    def read(self, length: int) -> int:
+        """Bytes of self-attention's keys, values and states that a step of the sentence's rows reads."""
+        return self.beams * sum(layer.read(length) for layer in self.layers)
+
+    def outweighs(self, weights: int) -> int | None:
+        """The last length at which a step reads no more of the cache than `weights`; None where that goes on."""
+        return last_within(lambda length: self.read(length) + self.source_bytes, weights)
+
+
+@dataclass(frozen=True)
+class OwnAccount:
+    """A decoder's structures in every container asked for; `weights` are the bytes that a step reads of the model."""
+
+    structure: str
+    weights: int
+    stacks: tuple[StackAccount, ...]
+
+
+def account_of(
+    model: TranslationModel, spec: CacheSpec, kinds: Iterable[str], length: int, *, source_length: int
+) -> OwnAccount:
+    """The account of a model, which may be on the meta device, in each of `kinds`, as `spec` says otherwise.
+
+    A kind that must know its capacity gets `length`.
+    """
+    decoder = model.decoder
+    dtype = spec.dtype or model.embedding.weight.dtype
+    sides = sum(_source_numbers(layer) for layer in decoder.stack) * source_length * dtype.itemsize
+    stacks = [_stack(decoder.structures, replace(spec, **_of_kind(kind, spec, length)), sides) for kind in kinds]
+    return OwnAccount(" + ".join(dict.fromkeys(model.config.structures)), _weights_read(decoder, model), tuple(stacks))
+
+
+def _of_kind(kind: str, spec: CacheSpec, length: int) -> dict[str, Any]:
+    capacity = length if CACHE_KINDS[kind].needs_capacity else spec.capacity
+    return {"kind": kind, "capacity": capacity}
+
+
+def _stack(structures: Sequence[Structure], spec: CacheSpec, source_bytes: int) -> StackAccount:
+    asking = AskingSpec(**{name: getattr(spec, name) for name in CacheSpec.__dataclass_fields__})
+    try:
+        layers = tuple(structure.new_state(asking, spec.beams) for structure in structures)
+        for layer in layers:
+            if isinstance(layer, LayerState):
+                raise layer.cannot("give an account of its bytes")
+            layer.nbytes(1, 1)
+    except (UnsupportedCacheOperation, NotImplementedError) as error:
+        return StackAccount(spec.kind, spec.beams, refused=str(error))
+    return StackAccount(spec.kind, spec.beams, layers, spec, source_bytes)
+
+
+def _source_numbers(layer: Any) -> int:
+    """Numbers that a layer keeps of a source token: K and V."""
+    return int(layer.multihead_attn.products()["kv"][0].shape[0])
+
+
+def _weights_read(decoder: CachedDecoder, model: TranslationModel) -> int:
+    """Bytes of what a step reads: decoder and output; not the product that made K and V of the source."""
+    read = [*decoder.parameters(), model.embedding.weight]
+    once = [layer.multihead_attn.products()["kv"] for layer in decoder.stack]
+    total = sum(weight.nbytes for weight in read)
+    return total - sum(part.nbytes for product in once for part in product if part is not None)
+
+
+def unallocated(config: ModelConfig, dtype: torch.dtype) -> TranslationModel:
+    """A model of these sizes without storage; raises `UserError` for an unknown structure."""
+    with torch.device("meta"), Unfilled():
+        return TranslationModel(config).to(dtype)
