@@ -33,6 +33,9 @@ class CachedDecoder(nn.Module):
         self.norm = norm
         if not len(self.layers):
             raise ValueError("a decoder needs at least one layer")
+        structures = self.structures
+        for index, structure in enumerate(structures):
+            structure.connect(structures[:index])
         first = self.stack[0]
         self.batch_first = first.batch_first  # whether inputs are (B, T, D); else (T, B, D)
         self.num_heads = first.multihead_attn.num_heads

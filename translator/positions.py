@@ -34,7 +34,19 @@ class SinusoidalPositions(nn.Module):
         return F.embedding(positions, self.weight)
 
 
-POSITIONS: dict[str, type[nn.Module]] = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
+class NoPositions(SinusoidalPositions):
+    """Zeros: for layers that know where a token stands by themselves, as with rotary positions."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(length, width)
+        self.weight.zero_()
+
+
+POSITIONS: dict[str, type[nn.Module]] = {
+    "learned": LearnedPositions,
+    "none": NoPositions,
+    "sinusoidal": SinusoidalPositions,
+}
 """Kinds by the name that `ModelConfig.positions` gives; each is made from the most positions and the width."""
 
 

@@ -30,4 +30,11 @@ def builder(entry: LayerEntry, where: str) -> Builder:
         if given:
             raise UserError(f"{where}: {name!r} takes no options, not {', '.join(sorted(given))}")
         return chosen
-    return partial(chosen, options=parse(chosen.options, given, where=where))
+    return partial(_built, chosen, where, options=parse(chosen.options, given, where=where))
+
+
+def _built(chosen: Builder, where: str, *sizes: int, **named: Any) -> Structure:
+    try:
+        return chosen(*sizes, **named)
+    except ValueError as error:  # options that don't go with these sizes
+        raise UserError(f"{where}: {error}") from None

@@ -248,10 +248,12 @@ def test_sinusoidal_positions_are_all_different_and_bounded():
 
 
 def test_sinusoidal_positions_are_not_weights_and_learned_ones_are():
-    assert set(POSITIONS) == {"learned", "sinusoidal"}
+    assert set(POSITIONS) == {"learned", "none", "sinusoidal"}
     assert [name for name, _ in make_positions("learned", 4, 8).named_parameters()] == ["weight"]
     assert not make_positions("sinusoidal", 4, 8).state_dict()
-    with pytest.raises(UserError, match="'rotary': unknown kind; known: learned, sinusoidal"):
+    nowhere = make_positions("none", 4, 8)
+    assert not nowhere.state_dict() and torch.equal(nowhere(torch.tensor([[0, 3]])), torch.zeros(1, 2, 8))
+    with pytest.raises(UserError, match="'rotary': unknown kind; known: learned, none, sinusoidal"):
         make_positions("rotary", 4, 8)
 
 

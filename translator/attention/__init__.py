@@ -6,33 +6,49 @@ a `PackedPass`.
 A new structure is one file and one line in `STRUCTURES`.
 """
 
+from translator.attention.band import Band
 from translator.attention.full_pass import FullPass
+from translator.attention.grouped import GroupedAttention
 from translator.attention.kernels import Kernel, attend, merge_heads, split_heads
 from translator.attention.latent import LatentAttention
 from translator.attention.linear import LinearAttention
 from translator.attention.multihead import CachedMultiheadAttention
+from translator.attention.none import NoAttention
 from translator.attention.packed_pass import PackedPass, Packing
+from translator.attention.shared import SharedAttention
 from translator.attention.structure import AttentionStep, Product, Structure
+from translator.attention.window import ChunkedAttention, WindowAttention
 
 STRUCTURES: dict[str, type[Structure]] = {
+    "chunked": ChunkedAttention,
+    "grouped": GroupedAttention,
     "latent": LatentAttention,
     "linear": LinearAttention,
     "multihead": CachedMultiheadAttention,
+    "none": NoAttention,
+    "shared": SharedAttention,
+    "window": WindowAttention,
 }
 """Self-attention structures of the decoder by the name that `ModelConfig.attention` gives."""
 
 __all__ = [
     "STRUCTURES",
     "AttentionStep",
+    "Band",
     "CachedMultiheadAttention",
+    "ChunkedAttention",
     "FullPass",
+    "GroupedAttention",
     "Kernel",
     "LatentAttention",
     "LinearAttention",
+    "NoAttention",
     "PackedPass",
     "Packing",
     "Product",
+    "SharedAttention",
     "Structure",
+    "WindowAttention",
     "attend",
     "merge_heads",
     "split_heads",

@@ -29,6 +29,7 @@ class FullPass:
         self.is_causal = is_causal
         self.memory = memory
         self.source_mask = source_mask
+        self._last: tuple[Tensor, Tensor] | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -37,7 +38,13 @@ class FullPass:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
         """See `AttentionStep.attend`."""
+        self._last = k, v
         return kernel(q, k, v, self.mask, self.is_causal, dropout)
+
+    def attend_again(self, q: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """See `AttentionStep.attend_again`: over the last K and V that came by."""
+        assert self._last is not None
+        return self.attend(q, *self._last, kernel, dropout)
 
     def apart(self, x: Tensor) -> Tensor:
         """See `AttentionStep.apart`: `x` itself."""

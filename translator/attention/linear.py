@@ -30,6 +30,7 @@ class LinearAttention(Structure):
     """H heads with a memory `(D_head, D_head)` each, written by the gated delta rule."""
 
     options: ClassVar[type] = LinearOptions
+    shareable = None
 
     def __init__(
         self,

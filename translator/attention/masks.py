@@ -69,15 +69,17 @@ def view_mask(
     device: torch.device,
     window: int | None = None,
     keys: Tensor | None = None,
+    chunk: int = 0,
 ) -> tuple[Tensor | None, bool]:
     """`(mask, is_causal)` for T new tokens on rows of `past` tokens, one number or `(rows,)`, that see `visible` slots.
 
     Token `i` of a row stands at position `past + i` and sees the keys at or before it, the last `window` of them at
-    most. `keys` `(visible,)` or `(rows, visible)` are the positions of the slots, -1 for an empty one; by default slot
-    `j` stands at `j`. The mask is None, `(T, visible)` or `(rows, 1, T, visible)`, True = visible.
+    most, and with a `chunk` those of its own chunk of so many positions alone. `keys` `(visible,)` or `(rows, visible)`
+    are the positions of the slots, -1 for an empty one; by default slot `j` stands at `j`. The mask is None,
+    `(T, visible)` or `(rows, 1, T, visible)`, True = visible.
     """
     if isinstance(past, int) and keys is None:
-        hides_none = window is None or window >= visible
+        hides_none = (window is None or window >= visible) and (not chunk or chunk >= visible)
         if visible == past + T and hides_none and (T == 1 or past == 0):
             return None, T > 1
     places = torch.arange(visible, device=device) if keys is None else keys
@@ -90,6 +92,8 @@ def view_mask(
     seen = places <= queries
     if window is not None:
         seen &= places > queries - window
+    if chunk:
+        seen &= places >= queries // chunk * chunk
     if keys is not None:
         seen &= places >= 0
     return (seen if seen.dim() == 2 else seen.unsqueeze(1)), False

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from translator.attention.band import Band
 from translator.attention.kernels import merge_heads, split_heads
 from translator.attention.structure import AttentionStep, Product, Products, StateSpec, Structure
+from translator.attention.written_out import by_token, turned_plainly
 
 
 class CachedMultiheadAttention(Structure):
@@ -20,6 +22,11 @@ class CachedMultiheadAttention(Structure):
     """
 
     steps_alike = True
+    shareable = True
+    base: float | None = None
+    """How much slower the last pair of a rotary head turns than the first; None without rotary positions."""
+    band: Band | None = None
+    """What a query sees at most; None for everything before it."""
 
     def __init__(
         self,
@@ -100,6 +107,20 @@ class CachedMultiheadAttention(Structure):
         q, k, v = (split_heads(part, self.num_heads) for part in qkv.chunk(3, dim=-1))
         attended = step.attend(q, k, v, ops.attention, self.dropout_now())  # (rows, H, T, D_head)
         return ops.product("out_proj", merge_heads(attended), dropout=dropout, residual=residual)
+
+    def reference(self, x: Tensor) -> Tensor:
+        """Token by token, over no more keys than the token sees."""
+        return self.out_proj(by_token(*self.projected_plainly(x), self.band))
+
+    def projected_plainly(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q `(rows, T, H, D_head)`, K and V `(rows, T, H_kv, D_head)` of `x` `(rows, T, D)`, for `reference`."""
+        D, bias = self.embed_dim, self.in_proj_bias
+        width = D // self.num_heads
+        packed = x @ self.in_proj_weight.T
+        packed = (packed if bias is None else packed + bias).unflatten(-1, (-1, width))
+        q, rest = packed[:, :, : self.num_heads], packed[:, :, self.num_heads :]
+        k, v = rest.chunk(2, dim=2)
+        return turned_plainly(q, self.base), turned_plainly(k, self.base), v
 
     # -- as cross-attention ------------------------------------------------------------------------------------------
 

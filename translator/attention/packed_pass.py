@@ -82,6 +82,7 @@ class PackedPass:
         self.is_causal = is_causal
         self.memory = memory
         self.source_packing = source
+        self._last: tuple[Tensor, Tensor] | None = None
 
     @property
     def positions(self) -> Tensor:
@@ -99,10 +100,16 @@ class PackedPass:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
         """See `AttentionStep.attend`; q, k, v `(1, H, N, D_head)`."""
+        self._last = k, v
         if (packed := getattr(kernel, "packed", None)) and not dropout:
             return packed(q, k, v, self.packing, self.packing, self.is_causal)
         q, k, v = (self.packing.padded(part) for part in (q, k, v))
         return self.packing.packed(kernel(q, k, v, self.mask, self.is_causal and self.mask is None, dropout))
+
+    def attend_again(self, q: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """See `AttentionStep.attend_again`: over the last K and V that came by."""
+        assert self._last is not None
+        return self.attend(q, *self._last, kernel, dropout)
 
     def apart(self, x: Tensor) -> Tensor:
         """See `AttentionStep.apart`: `(1, N, D)` → `(B, widest, D)`."""

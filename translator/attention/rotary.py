@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 BASE = 10_000.0
-"""How much slower the last pair turns than the first."""
+"""How much slower the last pair turns than the first, about."""
 
 
-def rotated(x: Tensor, positions: Tensor, *, back: bool = False) -> Tensor:
+def rotated(x: Tensor, positions: Tensor, *, base: float = BASE, back: bool = False) -> Tensor:
     """`x` `(rows, H, T, width)` turned to its `positions` `(rows or 1, T)`, or `back` from them; `width` is even.
 
     Two vectors turned so have a product that depends on how far apart they stand, and not on where. Angles are worked
@@ -15,7 +15,7 @@ def rotated(x: Tensor, positions: Tensor, *, back: bool = False) -> Tensor:
     """
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
-    rates = BASE ** (-torch.arange(half, dtype=wide, device=x.device) / half)
+    rates = base ** (-torch.arange(half, dtype=wide, device=x.device) / half)
     angles = positions.to(x.device, wide)[:, None, :, None] * rates  # (rows or 1, 1, T, half)
     cos, sin = angles.cos(), -angles.sin() if back else angles.sin()
     first, second = x[..., :half], x[..., half:]

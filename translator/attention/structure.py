@@ -7,12 +7,13 @@ come from. Shape letters: `B` sentences, `rows` hypotheses, `T` new target token
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from translator.attention.band import Band
 from translator.attention.kernels import Kernel
 
 Product = tuple[Tensor, Tensor | None]
@@ -53,6 +54,17 @@ class StateSpec(Protocol):
     ) -> Any:
         """An empty container of the kind asked for; values are as wide as keys, or `value_width`."""
 
+    def window_state(
+        self, rows: int, heads: int, width: int, *, band: Band, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """K and V of as many tokens as the next one may see by `band`, of a fixed size."""
+
+    def empty_state(self) -> Any:
+        """The state of a layer that keeps nothing."""
+
+    def shared_state(self, owner: int) -> Any:
+        """The state of a layer that keeps nothing and reads that of the layer with the number `owner`."""
+
     def named_state(
         self, rows: int, shapes: dict[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device
     ) -> Any:
@@ -72,6 +84,9 @@ class AttentionStep(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
         """`(rows, H, T, D_head)`: q over all of K and V, the new `k`, `v` `(rows, H_kv, T, D_head)` included."""
+
+    def attend_again(self, q: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """`(rows, H, T, D_head)`: q over the K and V of an earlier layer; see `SharedAttention`."""
 
     def apart(self, x: Tensor) -> Tensor:
         """`x` `(rows, T, …)` with each sequence in a row of its own, whatever stands behind its end; for structures
@@ -112,6 +127,12 @@ class Structure(nn.Module, ABC):
     """Whether a step of one token calls the same products and attention whatever came before it, so that an engine may
     record one and replay it. A class says so of its own `attend`: it isn't inherited."""
 
+    shareable: ClassVar[bool | None] = False
+    """Whether another layer's queries may read what it gives `step.attend` as K and V; None where it gives nothing."""
+
+    def connect(self, earlier: Sequence["Structure"]) -> None:
+        """Told once of the structures of the `earlier` layers of its stack, for those that hang on another layer."""
+
     @abstractmethod
     def products(self) -> dict[str, Product]:
         """The structure's matrix products by the names it calls them by, for engines to prepare."""
@@ -129,6 +150,10 @@ class Structure(nn.Module, ABC):
         Optional: without one, a structure is judged by its own pass over whole sequences alone.
         """
         raise NotImplementedError(f"{type(self).__name__} has no reference of its own")
+
+    def reference_among(self, inputs: Sequence[Tensor]) -> Tensor:
+        """`reference` of the last of `inputs`, those of the self-attentions up to this one in a stack."""
+        return self.reference(inputs[-1])
 
     @abstractmethod
     def attend(

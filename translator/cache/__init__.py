@@ -14,6 +14,7 @@ as row indices. A new container is one file with `@register` and its import here
 from translator.cache.decoder_cache import DecoderCache
 from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
+from translator.cache.empty import EmptyState, SharedState
 from translator.cache.fixed import FixedStep
 from translator.cache.indirect import IndirectCache
 from translator.cache.layer_step import LayerStep, StackStep
@@ -24,6 +25,7 @@ from translator.cache.spec import CACHE_KINDS, CacheSpec, register
 from translator.cache.state import CacheFullError, KeyValueState, LayerState, UnsupportedCacheOperation
 from translator.cache.static import StaticCache
 from translator.cache.step import Step, View
+from translator.cache.window import WindowState
 
 __all__ = [
     "CACHE_KINDS",
@@ -32,6 +34,7 @@ __all__ = [
     "DecoderCache",
     "DenseCache",
     "DynamicCache",
+    "EmptyState",
     "FixedStep",
     "IndirectCache",
     "KeyValueState",
@@ -39,11 +42,13 @@ __all__ = [
     "LayerStep",
     "Lengths",
     "NamedState",
+    "SharedState",
     "SourceState",
     "StackStep",
     "StaticCache",
     "Step",
     "UnsupportedCacheOperation",
     "View",
+    "WindowState",
     "register",
 ]

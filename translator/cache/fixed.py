@@ -36,6 +36,6 @@ class FixedStep(StackStep):
         if view.keys is not None:
             raise UnsupportedCacheOperation("a state that keeps tokens elsewhere than at their position has a host's")
         assert self.slots is not None
-        seen, _ = view_mask(self.slots[:, 0], 1, view.visible, self.device, view.window)
+        seen, _ = view_mask(self.slots[:, 0], 1, view.visible, self.device, view.window, chunk=view.chunk)
         assert seen is not None
         return torch.zeros_like(seen, dtype=self.dtype).masked_fill_(~seen, float("-inf")), False

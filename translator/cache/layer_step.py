@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from translator.attention.kernels import Kernel
+from translator.cache.empty import SharedState
 from translator.cache.source import SourceState
 from translator.cache.state import KeyValueState, LayerState
 from translator.cache.step import Step
@@ -69,6 +70,15 @@ class LayerStep:
         state = self.state
         assert isinstance(state, KeyValueState)
         return state.attend(q, k, v, self, kernel, dropout)
+
+    def attend_again(self, q: Tensor, kernel: Kernel, dropout: float = 0.0) -> Tensor:
+        """See `AttentionStep.attend_again`: over what the layer that owns K and V shows, under its mask."""
+        state, step = self.state, self.step
+        assert isinstance(state, SharedState) and isinstance(step, StackStep)
+        owner = step.layers[state.owner]
+        assert isinstance(owner.state, KeyValueState)
+        k, v = owner.state.shown(owner.view)
+        return kernel(q, k, v, owner.mask, owner.is_causal, dropout)
 
     def apart(self, x: Tensor) -> Tensor:
         """See `AttentionStep.apart`: `x` itself."""

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from translator.attention.band import Band
+
 CACHE_KINDS: dict[str, Any] = {}
 """Containers (subclasses of `KeyValueState`) by kind: settings, command line, diagnostics, tests read it from here."""
 
@@ -88,6 +90,26 @@ class CacheSpec:
         from translator.cache.named import NamedState  # it is built on this module
 
         return NamedState(rows, shapes, dtype=dtype, device=self._placed(device))
+
+    def window_state(
+        self, rows: int, heads: int, width: int, *, band: Band, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """An empty `WindowState`, in the place of a container: it is small, and of one size at any length."""
+        from translator.cache.window import WindowState
+
+        return WindowState(rows, heads, width, band=band, dtype=self.dtype or dtype, device=self._placed(device))
+
+    def empty_state(self) -> Any:
+        """An `EmptyState`: of a layer without self-attention."""
+        from translator.cache.empty import EmptyState
+
+        return EmptyState()
+
+    def shared_state(self, owner: int) -> Any:
+        """A `SharedState`: of a layer that reads what the layer with the number `owner` keeps."""
+        from translator.cache.empty import SharedState
+
+        return SharedState(owner)
 
     def _placed(self, device: torch.device) -> torch.device:
         return device

@@ -22,13 +22,14 @@ class KeyPositions(Protocol):
 class View(NamedTuple):
     """Which slots a step sees in a layer: `visible` of them, slot i at position i unless `keys` says otherwise.
 
-    With a `window`, a query sees itself and the `window - 1` positions before it. One mask is made for each distinct
-    view of a step.
+    With a `window`, a query sees itself and the `window - 1` positions before it; with a `chunk`, those of its own
+    chunk of so many positions. One mask is made for each distinct view of a step.
     """
 
     visible: int
     window: int | None = None
     keys: KeyPositions | None = None
+    chunk: int = 0
 
 
 class Step:
@@ -111,7 +112,7 @@ class Step:
     def _made(self, view: View) -> tuple[Tensor | None, bool]:
         keys = None if view.keys is None else view.keys(self.lengths, self.T, self.device)
         past = self.lengths.uniform if self.lengths.uniform is not None else self.lengths.tensor()
-        mask, is_causal = view_mask(past, self.T, view.visible, self.device, view.window, keys)
+        mask, is_causal = view_mask(past, self.T, view.visible, self.device, view.window, keys, view.chunk)
         if self.given is None:
             return mask, is_causal
         return restrict(self.given, mask, is_causal, self.T, keys), False

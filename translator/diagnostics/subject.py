@@ -230,9 +230,14 @@ def independent_decoder(decoder: CachedDecoder) -> Callable[[Tensor, Tensor], Te
     """
     if all(type(layer.self_attn) is CachedMultiheadAttention for layer in decoder.stack):
         return _batch_first(torch_decoder(decoder))
-    if any(type(layer.self_attn).reference is Structure.reference for layer in decoder.stack):
+    if not all(map(_has_reference, decoder.structures)):
         return None
     return lambda x, memory: _written_out(decoder, x, memory)
+
+
+def _has_reference(structure: Structure) -> bool:
+    made, base = type(structure), Structure
+    return made.reference is not base.reference or made.reference_among is not base.reference_among
 
 
 def torch_decoder(decoder: CachedDecoder) -> nn.TransformerDecoder:
@@ -273,15 +278,21 @@ def _batch_first(twin: nn.TransformerDecoder) -> Callable[[Tensor, Tensor], Tens
 
 def _written_out(decoder: CachedDecoder, x: Tensor, memory: Tensor) -> Tensor:
     """The stack layer by layer around each structure's own `reference`."""
+    inputs: list[Tensor] = []
     for layer in decoder.stack:
         cross = layer.multihead_attn
         for norm, compute in (
-            (layer.norm1, layer.self_attn.reference),
+            (layer.norm1, partial(_self_attention, layer.self_attn, inputs)),
             (layer.norm2, partial(_cross, cross, memory)),
             (layer.norm3, partial(_feed_forward, layer)),
         ):
             x = x + compute(norm(x)) if layer.norm_first else norm(x + compute(x))
     return x if decoder.norm is None else decoder.norm(x)
+
+
+def _self_attention(structure: Structure, inputs: list[Tensor], x: Tensor) -> Tensor:
+    inputs.append(x)
+    return structure.reference_among(inputs)
 
 
 def _feed_forward(layer: CachedDecoderLayer, x: Tensor) -> Tensor:

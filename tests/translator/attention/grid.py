@@ -2,7 +2,7 @@
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from translator import CachedDecoder, CachedDecoderLayer
 from translator.attention import Structure
-from translator.cache import DecoderCache, UnsupportedCacheOperation
+from translator.cache import DecoderCache, UnsupportedCacheOperation, WindowState
 from translator.diagnostics.subject import independent_decoder
 
 D, HEADS, LAYERS, LONGEST = 16, 2, 2, 64
@@ -19,19 +19,26 @@ FP64 = torch.float64
 TOLERANCE = 1e-10
 
 
-def decoder_of(structure: type[Structure] | Callable[..., Structure], seed: int = 0, **options: Any) -> CachedDecoder:
-    """Two layers of large random weights; `options` are those of the structure."""
-    made = functools.partial(structure, options=structure.options(**options)) if options else structure
+Made = type[Structure] | Callable[..., Structure]
+
+
+def decoder_of(structure: Made | Sequence[Made], seed: int = 0, **options: Any) -> CachedDecoder:
+    """Two layers of large random weights, or one for each of several; `options` are those of the structure."""
+    stack = structure if isinstance(structure, Sequence) else [with_options(structure, options)] * LAYERS
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         layers = [
             CachedDecoderLayer(D, HEADS, 24, dropout=0.0, batch_first=True, norm_first=True, structure=made, dtype=FP64)
-            for _ in range(LAYERS)
+            for made in stack
         ]
         decoder = CachedDecoder(layers)
         for name, parameter in decoder.named_parameters():
             parameter.normal_(mean=float("norm" in name and name.endswith("weight")), std=0.5)
     return decoder.eval().requires_grad_(False)
+
+
+def with_options(structure: Made, options: dict[str, Any]) -> Made:
+    return functools.partial(structure, options=structure.options(**options)) if options else structure
 
 
 class Grid:
@@ -60,7 +67,7 @@ class Grid:
         for index, row in enumerate(self.rows):
             self.rows[index] = torch.cat([row, x[index]])
             source = self.sources[index // self.cache.beams]
-            expected = self.oracle(self.rows[index][None], source[None])[0, -T:]
+            expected = self.oracle(self.rows[index][None], source[None])[0, -T:].detach()
             assert output[index].isfinite().all()
             assert (output[index] - expected).abs().max() <= TOLERANCE * max(1, float(expected.abs().max()))
 
@@ -104,8 +111,20 @@ class Grid:
         self.rows = [row[:0] for row in self.rows]
 
 
-def live(grid: Grid, chance: random.Random, kind: str, events: int, *, crops: bool) -> None:
-    """Anything that may happen to a grid; where rows can't be `crops`ped, that is refused by name and nothing changes.
+def crop_if_all_is_there(grid: Grid, shorter: list[int]) -> None:
+    """A crop of rows of which some may have lost tokens; then it is refused, and nothing changes."""
+    held = min(state.held for state in grid.cache.states if isinstance(state, WindowState))
+    lost = [held < len(row) > length > 0 for row, length in zip(grid.rows, shorter, strict=True)]
+    if not any(lost):
+        grid.crop(shorter)
+        return
+    with pytest.raises(UnsupportedCacheOperation, match=f"cannot crop: of a row only the last {held} tokens are held"):
+        grid.crop(shorter)
+
+
+def live(grid: Grid, chance: random.Random, kind: str, events: int, *, crops: bool | None) -> None:
+    """Anything that may happen to a grid; where rows can't be `crops`ped, that is refused by name and nothing changes
+    (None: where tokens have left for good).
 
     Rows become unequal by sentences that are admitted with another number of tokens.
     """
@@ -152,7 +171,9 @@ def live(grid: Grid, chance: random.Random, kind: str, events: int, *, crops: bo
                 grid.admit(chance.randrange(B), other)
             case "crop":
                 shorter = [chance.randint(0, len(row)) for row in grid.rows]
-                if crops or not any(shorter):
+                if crops is None:
+                    crop_if_all_is_there(grid, shorter)
+                elif crops or not any(shorter):
                     grid.crop(shorter)
                 else:
                     with pytest.raises(UnsupportedCacheOperation, match="cannot crop"):
