@@ -118,7 +118,10 @@ SIZES = {
 
 
 @pytest.mark.parametrize("kind", sorted(CACHE_KINDS))
-@pytest.mark.parametrize("attention", [*sorted(STRUCTURES), "linear latent multihead"])
+@pytest.mark.parametrize(
+    "attention",
+    [*sorted({*STRUCTURES} - {"shared"}), "linear latent multihead", "grouped shared none", "window shared shared"],
+)
 def test_the_account_is_the_bytes_of_a_cache(attention: str, kind: str) -> None:
     names = attention.split()
     config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=tuple(names * (3 // len(names))))
@@ -138,6 +141,13 @@ def test_the_account_is_the_bytes_of_a_cache(attention: str, kind: str) -> None:
             assert cache.nbytes == stack.nbytes(cache.length, sentences=2), (beams, cache.length)
             compared += 1
     assert compared in (0, 16)
+
+
+def test_what_a_layer_shares_is_read_again() -> None:
+    config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=("multihead", "shared", "none"))
+    (stack,) = account_of(unallocated(config, torch.float32), CacheSpec(), ["dynamic"], 70, source_length=5).stacks
+    assert [layer.read(10) for layer in stack.layers] == [2 * 24 * 10 * 4] * 2 + [0]
+    assert [layer.nbytes(1, 10) for layer in stack.layers] == [2 * 24 * 32 * 4, 0, 0]
 
 
 def stack_spec(spec: CacheSpec, kind: str) -> CacheSpec:
@@ -256,7 +266,7 @@ def test_a_checkpoint_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
         (["--preset", "gpt"], "known: llama2-7b"),
         (["--preset", "llama2-7b", "--cache", "dynamic"], "not both"),
         (["--cache", "none"], "unknown kind; known: dynamic"),
-        (["--attention", "none"], "unknown structure; known:"),
+        (["--attention", "nonesuch"], "unknown structure; known:"),
         (["--dtype", "int4"], "one of float32"),
         (["--plot", "x.gif"], "picture's name"),
         (["--budget", "much"], "write a size"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from translator.attention import Structure
+from translator.attention import Band, Structure
 from translator.cache import CACHE_KINDS, CacheSpec, LayerState, UnsupportedCacheOperation
 from translator.checkpoint import Unfilled
 from translator.config import ModelConfig
@@ -56,6 +56,24 @@ class FixedSize:
         return self.nbytes(1, length)
 
 
+@dataclass(frozen=True)
+class ReadsAnother:
+    """A layer that keeps nothing and reads what the layer with the number `owner` keeps, which is `of`."""
+
+    owner: int
+    of: Any = None
+
+    shared = None
+
+    def nbytes(self, rows: int, length: int) -> int:
+        """0."""
+        return 0
+
+    def read(self, length: int) -> int:
+        """As many bytes as a step of the other layer reads."""
+        return int(self.of.read(length))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingSpec(CacheSpec):
     """A spec that makes no state: it notes what a structure asks of it, and nothing is allocated."""
@@ -80,6 +98,20 @@ class AskingSpec(CacheSpec):
     ) -> FixedSize:
         """See `CacheSpec.named_state`."""
         return FixedSize(sum(torch.Size(shape).numel() for shape in shapes.values()), dtype)
+
+    def window_state(
+        self, rows: int, heads: int, width: int, *, band: Band, dtype: torch.dtype, device: torch.device
+    ) -> FixedSize:
+        """See `CacheSpec.window_state`."""
+        return FixedSize(2 * heads * (band.size - 1) * width, self.dtype or dtype)
+
+    def empty_state(self) -> FixedSize:
+        """See `CacheSpec.empty_state`."""
+        return FixedSize(0, torch.float32)
+
+    def shared_state(self, owner: int) -> ReadsAnother:
+        """See `CacheSpec.shared_state`."""
+        return ReadsAnother(owner)
 
 
 @dataclass(frozen=True)
@@ -145,6 +177,9 @@ def _stack(structures: Sequence[Structure], spec: CacheSpec, source_bytes: int) 
             if isinstance(layer, LayerState):
                 raise layer.cannot("give an account of its bytes")
             layer.nbytes(1, 1)
+        layers = tuple(
+            replace(layer, of=layers[layer.owner]) if isinstance(layer, ReadsAnother) else layer for layer in layers
+        )
     except (UnsupportedCacheOperation, NotImplementedError) as error:
         return StackAccount(spec.kind, spec.beams, refused=str(error))
     return StackAccount(spec.kind, spec.beams, layers, spec, source_bytes)
