@@ -3,6 +3,7 @@
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,20 +118,32 @@ SIZES = {
 }
 
 
+# Structures with sizes at which everything happens within 70 tokens, and stacks of several.
+LAYERS: dict[str, tuple[str | dict[str, Any], ...]] = {name: (name,) * 3 for name in STRUCTURES} | {
+    "chunked": ({"attention": "chunked", "window": 4}, {"attention": "chunked", "window": 80}, "chunked"),
+    "grouped": (
+        {"attention": "grouped", "kv_heads": 2, "rotary": True},
+        {"attention": "grouped", "kv_heads": 1},
+        "grouped",
+    ),
+    "hybrid": ("linear", {"attention": "window", "window": 6}, "latent"),
+    "shared": ("multihead", "none", "shared"),
+    "shared window": ({"attention": "window", "window": 6}, "shared", "shared"),
+    "window": ({"attention": "window", "window": 6, "sink": True}, {"attention": "window", "window": 1}, "window"),
+}
+
+
 @pytest.mark.parametrize("kind", sorted(CACHE_KINDS))
-@pytest.mark.parametrize(
-    "attention",
-    [*sorted({*STRUCTURES} - {"shared"}), "linear latent multihead", "grouped shared none", "window shared shared"],
-)
-def test_the_account_is_the_bytes_of_a_cache(attention: str, kind: str) -> None:
-    names = attention.split()
-    config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=tuple(names * (3 // len(names))))
+@pytest.mark.parametrize("case", sorted(LAYERS))
+def test_the_account_is_the_bytes_of_a_cache(case: str, kind: str) -> None:
+    config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=LAYERS[case])
     model = TranslationModel(config).eval()
     compared = 0
     for beams, block, dtype in ((1, 1, None), (3, 8, torch.float16)):
         spec = CacheSpec(beams=beams, block=block, dtype=dtype)
-        skeleton = unallocated(config, torch.float32)
-        (stack,) = account_of(skeleton, spec, [kind], 70, source_length=5).stacks
+        (stack,) = account_of(unallocated(config, torch.float32), spec, [kind], 70, source_length=5).stacks
+        if "account of its bytes" in stack.refused:
+            pytest.skip(stack.refused)
         if stack.refused:
             with pytest.raises(NotImplementedError):
                 model.start(torch.zeros(2, 5, 24), spec=stack_spec(spec, kind))
@@ -143,11 +156,18 @@ def test_the_account_is_the_bytes_of_a_cache(attention: str, kind: str) -> None:
     assert compared in (0, 16)
 
 
-def test_what_a_layer_shares_is_read_again() -> None:
-    config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=("multihead", "shared", "none"))
-    (stack,) = account_of(unallocated(config, torch.float32), CacheSpec(), ["dynamic"], 70, source_length=5).stacks
-    assert [layer.read(10) for layer in stack.layers] == [2 * 24 * 10 * 4] * 2 + [0]
-    assert [layer.nbytes(1, 10) for layer in stack.layers] == [2 * 24 * 32 * 4, 0, 0]
+def test_what_is_kept_once_and_read_twice() -> None:
+    config = ModelConfig(**SIZES, num_decoder_layers=3, decoder_layers=LAYERS["shared"])
+    (stack,) = account_of(unallocated(config, torch.float32), CacheSpec(), ["dynamic"], 9, source_length=3).stacks
+    assert (stack.kept(9), stack.read(9)) == (9 * 2 * 24 * 4, 2 * 9 * 2 * 24 * 4)
+
+
+def test_a_window_that_is_full_is_read_and_grows_no_more() -> None:
+    layers = ({"attention": "window", "window": 6},)
+    config = ModelConfig(**SIZES, num_decoder_layers=1, decoder_layers=layers)
+    (stack,) = account_of(unallocated(config, torch.float32), CacheSpec(), ["dynamic"], 9, source_length=3).stacks
+    assert [stack.read(length) // (2 * 24 * 4) for length in (1, 4, 5, 6, 500)] == [1, 4, 5, 5, 5]
+    assert stack.outweighs(10**6) is None  # no length ever does
 
 
 def stack_spec(spec: CacheSpec, kind: str) -> CacheSpec:
@@ -265,7 +285,7 @@ def test_a_checkpoint_of_ones_own(checkpoint: Path, tmp_path: Path) -> None:
     [
         (["--preset", "gpt"], "known: llama2-7b"),
         (["--preset", "llama2-7b", "--cache", "dynamic"], "not both"),
-        (["--cache", "none"], "unknown kind; known: dynamic"),
+        (["--cache", "nonesuch"], "unknown kind; known: dynamic"),
         (["--attention", "nonesuch"], "unknown structure; known:"),
         (["--dtype", "int4"], "one of float32"),
         (["--plot", "x.gif"], "picture's name"),

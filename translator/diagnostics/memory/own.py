@@ -1,7 +1,7 @@
 """The account of a model of this project: each structure in each container, from sizes alone."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,9 +33,11 @@ class InContainer:
         """Bytes allocated once `rows` rows hold `length` tokens."""
         return CACHE_KINDS[self.spec.kind].account(self.spec, rows, self.heads, self.widths, length, self.dtype)
 
-    def read(self, length: int) -> int:
-        """Bytes of one row that a step reads."""
+    def kept(self, length: int) -> int:
+        """Bytes of one row's tokens, without room that isn't used: what a step reads."""
         return CACHE_KINDS[self.spec.kind].account_read(self.spec, self.heads, self.widths, length, self.dtype)
+
+    read = kept
 
 
 @dataclass(frozen=True)
@@ -51,32 +53,61 @@ class FixedSize:
         """Bytes of `rows` rows."""
         return rows * self.numbers * self.dtype.itemsize
 
-    def read(self, length: int) -> int:
+    def kept(self, length: int) -> int:
         """Bytes of one row, all of which a step reads."""
         return self.nbytes(1, length)
 
+    read = kept
+
 
 @dataclass(frozen=True)
-class ReadsAnother:
-    """A layer that keeps nothing and reads what the layer with the number `owner` keeps, which is `of`."""
+class InWindow:
+    """Keys and values of the tokens that the next one may still see, `slots` of them at most."""
 
-    owner: int
-    of: Any = None
+    slots: int
+    numbers: int
+    dtype: torch.dtype
 
     shared = None
 
     def nbytes(self, rows: int, length: int) -> int:
-        """0."""
+        """Bytes allocated, full or not."""
+        return rows * self.slots * self.numbers * self.dtype.itemsize
+
+    def kept(self, length: int) -> int:
+        """Bytes of one row's tokens: what a step reads."""
+        return min(length, self.slots) * self.numbers * self.dtype.itemsize
+
+    read = kept
+
+
+@dataclass(frozen=True)
+class Again:
+    """What another layer keeps, read once more."""
+
+    owner: Any
+
+    shared = None
+
+    def nbytes(self, rows: int, length: int) -> int:
+        """Nothing more."""
+        return 0
+
+    def kept(self, length: int) -> int:
+        """Nothing more."""
         return 0
 
     def read(self, length: int) -> int:
-        """As many bytes as a step of the other layer reads."""
-        return int(self.of.read(length))
+        """As much as the layer that keeps it reads."""
+        return int(self.owner.read(length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingSpec(CacheSpec):
     """A spec that makes no state: it notes what a structure asks of it, and nothing is allocated."""
+
+    earlier: list[Any] = field(default_factory=list, compare=False)
+    """What the layers before the one that asks keep."""
 
     def key_value_state(
         self,
@@ -101,17 +132,17 @@ class AskingSpec(CacheSpec):
 
     def window_state(
         self, rows: int, heads: int, width: int, *, band: Band, dtype: torch.dtype, device: torch.device
-    ) -> FixedSize:
+    ) -> InWindow:
         """See `CacheSpec.window_state`."""
-        return FixedSize(2 * heads * (band.size - 1) * width, self.dtype or dtype)
+        return InWindow(band.size - 1, 2 * heads * width, self.dtype or dtype)
 
     def empty_state(self) -> FixedSize:
         """See `CacheSpec.empty_state`."""
-        return FixedSize(0, torch.float32)
+        return FixedSize(0, torch.uint8)
 
-    def shared_state(self, owner: int) -> ReadsAnother:
+    def shared_state(self, owner: int) -> Again:
         """See `CacheSpec.shared_state`."""
-        return ReadsAnother(owner)
+        return Again(self.earlier[owner])
 
 
 @dataclass(frozen=True)
@@ -132,8 +163,12 @@ class StackAccount:
         common = {layer.shared for layer in self.layers if layer.shared is not None}
         return own + sum(one.account_shared(self.spec, rows, length) for one in common) + sentences * self.source_bytes
 
+    def kept(self, length: int) -> int:
+        """Bytes of the sentence's keys, values and states themselves, without room, tables and the source."""
+        return self.beams * sum(layer.kept(length) for layer in self.layers)
+
     def read(self, length: int) -> int:
-        """Bytes of self-attention's keys, values and states that a step of the sentence's rows reads."""
+        """Bytes of these that a step of the sentence's rows reads, some of them more than once."""
         return self.beams * sum(layer.read(length) for layer in self.layers)
 
     def outweighs(self, weights: int) -> int | None:
@@ -172,17 +207,15 @@ def _of_kind(kind: str, spec: CacheSpec, length: int) -> dict[str, Any]:
 def _stack(structures: Sequence[Structure], spec: CacheSpec, source_bytes: int) -> StackAccount:
     asking = AskingSpec(**{name: getattr(spec, name) for name in CacheSpec.__dataclass_fields__})
     try:
-        layers = tuple(structure.new_state(asking, spec.beams) for structure in structures)
-        for layer in layers:
+        for structure in structures:
+            layer = structure.new_state(asking, spec.beams)
             if isinstance(layer, LayerState):
                 raise layer.cannot("give an account of its bytes")
             layer.nbytes(1, 1)
-        layers = tuple(
-            replace(layer, of=layers[layer.owner]) if isinstance(layer, ReadsAnother) else layer for layer in layers
-        )
+            asking.earlier.append(layer)
     except (UnsupportedCacheOperation, NotImplementedError) as error:
         return StackAccount(spec.kind, spec.beams, refused=str(error))
-    return StackAccount(spec.kind, spec.beams, layers, spec, source_bytes)
+    return StackAccount(spec.kind, spec.beams, tuple(asking.earlier), spec, source_bytes)
 
 
 def _source_numbers(layer: Any) -> int:

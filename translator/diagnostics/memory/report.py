@@ -92,7 +92,7 @@ def _stack_values(stack: StackAccount, length: int, budget: int | None, weights:
         return {"refused": stack.refused}
     held = stack.nbytes(length)
     return {
-        "read_a_token": _number(Fraction(stack.read(length), length)),
+        "bytes_a_token": _number(Fraction(stack.kept(length), length)),
         "read": stack.read(length),
         "source": stack.source_bytes,
         "bytes": held,
@@ -121,7 +121,7 @@ def own_table(values: list[Any], budget: int | None, beams: int, source_length: 
             if "refused" in stack:
                 notes.append(f"{one['structure']} in {kind}: {stack['refused']}")
                 continue
-            cells = [said(stack["read_a_token"]), f"{stack['source']:,}", *sizes(stack["bytes"])]
+            cells = [said(stack["bytes_a_token"]), f"{stack['source']:,}", *sizes(stack["bytes"])]
             if budget is not None:
                 cells.append(said(stack["fit"]))
             table.add_row(one["structure"], kind, *cells, said(stack["outweighs_weights_after"]))
