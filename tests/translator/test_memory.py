@@ -121,6 +121,11 @@ SIZES = {
 # Structures with sizes at which everything happens within 70 tokens, and stacks of several.
 LAYERS: dict[str, tuple[str | dict[str, Any], ...]] = {name: (name,) * 3 for name in STRUCTURES} | {
     "chunked": ({"attention": "chunked", "window": 4}, {"attention": "chunked", "window": 80}, "chunked"),
+    "compressed": (
+        {"attention": "compressed", "rate": 2, "top_k": 2, "window": 3, "index_width": 4},
+        {"attention": "compressed", "rate": 4, "top_k": 0, "window": 5},
+        "compressed",
+    ),
     "grouped": (
         {"attention": "grouped", "kv_heads": 2, "rotary": True},
         {"attention": "grouped", "kv_heads": 1},

@@ -7,6 +7,7 @@ A new structure is one file and one line in `STRUCTURES`.
 """
 
 from translator.attention.band import Band
+from translator.attention.compressed import CompressedAttention
 from translator.attention.full_pass import FullPass
 from translator.attention.grouped import GroupedAttention
 from translator.attention.kernels import Kernel, attend, merge_heads, split_heads
@@ -21,6 +22,7 @@ from translator.attention.window import ChunkedAttention, WindowAttention
 
 STRUCTURES: dict[str, type[Structure]] = {
     "chunked": ChunkedAttention,
+    "compressed": CompressedAttention,
     "grouped": GroupedAttention,
     "latent": LatentAttention,
     "linear": LinearAttention,
@@ -37,6 +39,7 @@ __all__ = [
     "Band",
     "CachedMultiheadAttention",
     "ChunkedAttention",
+    "CompressedAttention",
     "FullPass",
     "GroupedAttention",
     "Kernel",

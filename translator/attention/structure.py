@@ -70,6 +70,18 @@ class StateSpec(Protocol):
     ) -> Any:
         """Tensors of a fixed size, zero at first; `shapes` are those of one row."""
 
+    def compressed_state(
+        self,
+        rows: int,
+        shapes: dict[str, tuple[int, ...]],
+        *,
+        rate: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Any:
+        """An entry of `width` numbers for every `rate` tokens, and tensors of a fixed size beside them."""
+
 
 class AttentionStep(Protocol):
     """What a structure sees of the sequence: positions, attention under the right mask, its state between steps."""

@@ -11,6 +11,7 @@ Grid operations (`expand`, `reorder`, `compact`, `admit`, `crop`, `reset`) are c
 as row indices. A new container is one file with `@register` and its import here.
 """
 
+from translator.cache.compressed import CompressedState
 from translator.cache.decoder_cache import DecoderCache
 from translator.cache.dense import DenseCache
 from translator.cache.dynamic import DynamicCache
@@ -31,6 +32,7 @@ __all__ = [
     "CACHE_KINDS",
     "CacheFullError",
     "CacheSpec",
+    "CompressedState",
     "DecoderCache",
     "DenseCache",
     "DynamicCache",

@@ -111,6 +111,24 @@ class CacheSpec:
 
         return SharedState(owner)
 
+    def compressed_state(
+        self,
+        rows: int,
+        shapes: dict[str, tuple[int, ...]],
+        *,
+        rate: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Any:
+        """An empty `CompressedState`: an entry of `width` numbers for every `rate` tokens, and tensors by name."""
+        from translator.cache.compressed import CompressedState  # it is built on this module
+
+        return CompressedState(
+            rows, shapes, rate=rate, width=width, capacity=self.capacity, dtype=self.dtype or dtype,
+            device=self._placed(device), limit=self.capacity if CACHE_KINDS[self.kind].needs_capacity else None,
+        )  # fmt: skip
+
     def _placed(self, device: torch.device) -> torch.device:
         return device
 

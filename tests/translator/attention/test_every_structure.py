@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import tiny_model
+from tests.helpers import ENGLISH, tiny_checkpoint, tiny_model
 from tests.translator.attention.grid import FP64, LAYERS, TOLERANCE, D, Grid, decoder_of, live, with_options
 from translator.attention import STRUCTURES, Packing
 from translator.cache import CacheSpec, UnsupportedCacheOperation
+from translator.diagnostics.parity.check import check_parity
 from translator.engine.eager import EagerEngine
 from translator.engine.native import library
 from translator.engine.packed import PackedEngine
@@ -21,14 +22,21 @@ needs_kernels = pytest.mark.skipif(not library.available(), reason="no native ke
 
 ALL = ("dynamic", "indirect", "static")
 ONE = ("dynamic",)
+LATENT, LIGHT, HEAVY = (
+    {"kv_rank": 6, "rotary_width": 4},
+    {"rate": 2, "top_k": 2, "window": 3, "index_width": 4},
+    {"rate": 4, "top_k": 0, "window": 5},
+)
 # name of the structure, options small enough that everything happens within a few tokens, whether rows can be cropped
 # (None: while they have lost nothing), kinds of container that its state depends on
 CASES: dict[str, tuple[str, dict[str, Any], bool | None, tuple[str, ...]]] = {
     "chunked": ("chunked", {"window": 4}, None, ONE),
+    "compressed, light": ("compressed", LIGHT, False, ("dynamic", "static")),
+    "compressed, heavy": ("compressed", HEAVY, False, ONE),
     "grouped": ("grouped", {"kv_heads": 1}, True, ALL),
-    "latent": ("latent", {"kv_rank": 6, "rotary_width": 4}, True, ALL),
-    "latent, expanded": ("latent", {"kv_rank": 6, "rotary_width": 4, "absorbed": False}, True, ("dynamic",)),
-    "linear": ("linear", {"convolution": 3}, False, ("dynamic",)),
+    "latent": ("latent", LATENT, True, ALL),
+    "latent, expanded": ("latent", {**LATENT, "absorbed": False}, True, ONE),
+    "linear": ("linear", {"convolution": 3}, False, ONE),
     "multihead": ("multihead", {}, True, ONE),
     "none": ("none", {}, True, ONE),
     "rotary": ("grouped", {"rotary": 100.0}, True, ONE),
@@ -44,15 +52,17 @@ STACKS: dict[str, tuple[list[tuple[str, dict[str, Any]]], bool | None]] = {
     "shared window": ([("window", {"window": 3}), ("shared", {}), ("shared", {})], None),
     "everything": (
         [("linear", {}), ("window", {"window": 5}), ("chunked", {"window": 5}), ("shared", {}), ("multihead", {}),
-         ("none", {}), ("shared", {}), ("latent", {"kv_rank": 6, "rotary_width": 4})], False,
+         ("none", {}), ("shared", {}), ("latent", LATENT), ("compressed", LIGHT)], False,
     ),
 }  # fmt: skip
 # Models for training and for engines, their windows small enough to slide.
 MODELS: dict[str, dict[str, Any]] = {name: {"attention": name} for name, *_ in CASES.values()} | {
     "window": {"decoder_layers": ({"attention": "window", "window": 5}, {"attention": "window", "window": 3})},
     "chunked": {"decoder_layers": ({"attention": "chunked", "window": 5}, "chunked")},
+    "compressed": {"decoder_layers": ({"attention": "compressed", **LIGHT}, {"attention": "compressed", **HEAVY})},
     "grouped": {"decoder_layers": ({"attention": "grouped", "kv_heads": 2, "rotary": True}, "grouped")},
     "sink": {"decoder_layers": ({"attention": "grouped", "kv_heads": 1, "sink": True}, "multihead")},
+    "latent": {"decoder_layers": ({"attention": "latent", **LATENT}, "latent")},
     "shared": {"decoder_layers": ("multihead", "shared")},
     "shared window": {"decoder_layers": ({"attention": "window", "window": 4, "rotary": True}, "shared")},
 }
@@ -91,8 +101,9 @@ def test_steps_of_any_size_are_the_whole_pass(case, kind, sizes):
 
 @every_kind
 def test_beams_and_sentences_that_come_and_go(case, kind):
-    grid = Grid(decoder(case), [3, 5, 4], kind, beams=3)
+    grid = Grid(decoder(case), [3, 5, 4], kind)
     grid.step(4)
+    grid.expand(3)
     grid.reorder(torch.tensor([[1, 2, 0], [2, 2, 1], [0, 0, 1]]))
     grid.step(1)
     grid.reorder(torch.tensor([[2, 0, 0], [0, 1, 2], [1, 2, 1]]))
@@ -112,7 +123,7 @@ def test_beams_and_sentences_that_come_and_go(case, kind):
 
 
 @every_kind
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_to_a_grid(case, kind, seed):
     chance = random.Random(seed)
     crops = STACKS[case][1] if case in STACKS else CASES[case][2]
@@ -222,3 +233,14 @@ def test_a_step_to_be_recorded_works_or_is_refused_by_name(case):
         grid.cache.prefix(1)
     except UnsupportedCacheOperation as refused:
         assert "cannot keep its addresses" in str(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compressed", "latent", "linear"])
+def test_the_parity_check_passes_and_says_what_it_left_out(name):
+    checkpoint, kinds = tiny_checkpoint(model=model_of(name)), ALL if name == "latent" else ("static",)
+    report = check_parity(checkpoint, ENGLISH[:6], kinds=kinds, beam_size=3, max_tokens=16)
+    assert report.passed, str(report)
+    checks = {"whole prefix", "later tokens", "given tokens", "life of a grid", "greedy", "beam 3"}
+    assert {check.name for check in report.judged} == checks
+    assert ("cannot crop: its rows can be emptied" in str(report)) == (name != "latent")

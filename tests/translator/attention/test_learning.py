@@ -1,11 +1,13 @@
 """Each structure learns: a source of up to eight symbols, said backwards, decoded with a cache."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.translator.attention.test_every_structure import CASES
 from translator.attention import Packing
 from translator.config import ModelConfig
 from translator.model import TranslationModel
@@ -17,12 +19,12 @@ def draw(chance: random.Random, count: int) -> list[list[int]]:
     return [[chance.choice(SYMBOLS) for _ in range(chance.randint(2, 8))] for _ in range(count)]
 
 
-def trained(attention: str, steps: int) -> TranslationModel:
+def trained(layer: dict[str, Any], steps: int) -> TranslationModel:
     torch.manual_seed(0)
     chance = random.Random(0)
     config = ModelConfig(
         vocab_size=14, d_model=48, nhead=2, num_encoder_layers=1, num_decoder_layers=2, dim_feedforward=96,
-        dropout=0.0, max_positions=16, attention=attention,
+        dropout=0.0, max_positions=16, decoder_layers=(layer, layer),
     )  # fmt: skip
     model = TranslationModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
@@ -60,6 +62,7 @@ def exact(model: TranslationModel, count: int = 200) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["latent", "linear"])
-def test_a_structure_learns_to_say_things_backwards(attention):
-    assert exact(trained(attention, 400)) >= 0.95
+@pytest.mark.parametrize("case", ["compressed, heavy", "compressed, light", "latent", "linear"])
+def test_a_structure_learns_to_say_things_backwards(case):
+    name, options, *_ = CASES[case]
+    assert exact(trained({"attention": name, **options}, 400)) >= 0.95

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from translator.attention import Band, Structure
-from translator.cache import CACHE_KINDS, CacheSpec, LayerState, UnsupportedCacheOperation
+from translator.cache import CACHE_KINDS, CacheSpec, CompressedState, LayerState, UnsupportedCacheOperation
 from translator.checkpoint import Unfilled
 from translator.config import ModelConfig
 from translator.decoder import CachedDecoder
@@ -102,6 +102,30 @@ class Again:
         return int(self.owner.read(length))
 
 
+@dataclass(frozen=True)
+class Entries:
+    """An entry of `width` numbers for every `rate` tokens, beside `numbers` that no token changes."""
+
+    numbers: int
+    rate: int
+    width: int
+    capacity: int | None
+    dtype: torch.dtype
+
+    shared = None
+
+    def nbytes(self, rows: int, length: int) -> int:
+        """Bytes allocated once `rows` rows hold `length` tokens."""
+        slots = CompressedState.slots_for(self.rate, self.capacity, length)
+        return rows * (self.numbers + slots * self.width) * self.dtype.itemsize
+
+    def kept(self, length: int) -> int:
+        """Bytes of one row, all of which a step reads: an indexer looks at every entry to choose some."""
+        return (self.numbers + length // self.rate * self.width) * self.dtype.itemsize
+
+    read = kept
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingSpec(CacheSpec):
     """A spec that makes no state: it notes what a structure asks of it, and nothing is allocated."""
@@ -143,6 +167,20 @@ class AskingSpec(CacheSpec):
     def shared_state(self, owner: int) -> Again:
         """See `CacheSpec.shared_state`."""
         return Again(self.earlier[owner])
+
+    def compressed_state(
+        self,
+        rows: int,
+        shapes: dict[str, tuple[int, ...]],
+        *,
+        rate: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Entries:
+        """See `CacheSpec.compressed_state`."""
+        numbers = sum(torch.Size(shape).numel() for shape in shapes.values())
+        return Entries(numbers, rate, width, self.capacity, self.dtype or dtype)
 
 
 @dataclass(frozen=True)
