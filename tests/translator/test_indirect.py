@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.translator.test_cache import FP64, LAYERS, D, Grid, H, Model
-from translator.cache import CacheSpec, DecoderCache, IndirectCache, UnsupportedCacheOperation
+from translator.cache import CACHE_KINDS, CacheSpec, DecoderCache, IndirectCache, UnsupportedCacheOperation
 
 pytestmark = pytest.mark.numeric
 OPERATIONS = (
@@ -35,13 +36,18 @@ def model() -> Model:
 class Pair:
     """The same grid in the dynamic container and in another, told the same, and compared bit by bit at every step."""
 
-    def __init__(self, model: Model, chance: random.Random, kind: str, B: int, K: int, dtype: torch.dtype = FP64):
+    def __init__(
+        self, model: Model, chance: random.Random, kind: str, B: int, K: int, dtype: torch.dtype = FP64, **options: Any
+    ) -> None:
         self.chance = chance
         self.numbers = torch.Generator().manual_seed(chance.randrange(2**20))
         memory, block = torch.randn(B, 3, D, dtype=FP64, generator=self.numbers), chance.choice([1, 8])
         self.caches: list[DecoderCache] = [
-            model.decoder.start(memory, kind=each, capacity=room, beams=K, block=block, dtype=dtype)
-            for each, room in (("dynamic", 40), (kind, 300 if kind == "static" else chance.choice([1, 2, 5, 40])))
+            model.decoder.start(memory, kind=each, capacity=room, beams=K, block=block, dtype=dtype, **own)
+            for each, room, own in (
+                ("dynamic", 40, {}),
+                (kind, 300 if kind == "static" else chance.choice([1, 2, 5, 40]), options),
+            )
         ]
 
     @property
@@ -110,7 +116,7 @@ def happen(operation: str, pair: Pair, model: Model) -> None:
             pair.both("compact", torch.tensor(chance.sample(range(B), kept)))
         case "admit":
             slots = chance.sample(range(B), chance.randint(1, B))
-            kind, beams = chance.choice(["dynamic", "indirect", "static"]), chance.choice([1, K])
+            kind, beams = chance.choice(sorted(CACHE_KINDS)), chance.choice([1, K])
             others = Pair(model, chance, kind, len(slots), beams, pair.caches[0].dtype)
             for _ in range(chance.randint(0, 3)):
                 others.step(chance.randint(1, 3))

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
+from translator.cache import CACHE_KINDS
 from translator.config import ModelConfig
 from translator.diagnostics.latency import profile as latency
 from translator.diagnostics.latency.arms import LatencySettings, known_arms, make_arms
@@ -44,7 +45,7 @@ def report(model) -> LatencyReport:
 
 
 def test_as_many_samples_as_tokens_in_every_arm(report):
-    assert set(report.arms) == {"none", "dynamic", "indirect", "static", "torch"}
+    assert set(report.arms) == {"none", *CACHE_KINDS, "torch"}
     for arm in report.arms.values():
         assert [len(times) for times in arm.token_samples] == [TOKENS] * 3
         assert len(arm.start_samples) == len(arm.wall_samples) == 3
@@ -207,7 +208,7 @@ def test_progress_counts_every_pass(model):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"tokens": 0}, {"repeats": 0}, {"dtype": "int8"}, {"arms": ("paged",)}, {"arms": ()}, {"capacity": TOKENS - 1}],
+    [{"tokens": 0}, {"repeats": 0}, {"dtype": "int8"}, {"arms": ("elastic",)}, {"arms": ()}, {"capacity": TOKENS - 1}],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValidationError):

@@ -127,7 +127,7 @@ def test_profile_shows_each_container_and_its_bytes(batch_first):
         ({"embed": lambda ids, at: torch.zeros(*ids.shape, 8)}, r"embed of one id gives \(1, 1, 8\)"),
         ({"beam_size": 2}, "beam of 3"),
         ({"max_positions": 16}, "more than 16"),
-        ({"kinds": ["paged"]}, "unknown cache kind 'paged'"),
+        ({"kinds": ["elastic"]}, "unknown cache kind 'elastic'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(change, message):

@@ -43,6 +43,7 @@ FP64 = torch.float64
 BY_NAME = {fault.name: fault for fault in FAULTS}
 # Caught by what it raises or by NaN, where numbers alone would show nothing.
 WITHOUT_NUMBERS = {"mask made from the step's length alone"}
+BY_REFERENCE = {"indirect", "paged"}
 # What only a container can have that moves keys and values: one of references has the faults of its table instead.
 MOVING = {
     "reorder of keys alone",
@@ -53,8 +54,10 @@ MOVING = {
 
 
 def can_have(kind: str, fault: Fault) -> bool:
-    by_reference = kind == "indirect"
-    return not (fault.growing and kind == "static") and fault.by_reference in (None, by_reference)
+    container = CACHE_KINDS[kind]
+    if fault.growing and container.needs_capacity:
+        return False
+    return fault.by_reference in (None, kind in BY_REFERENCE) and issubclass(container, fault.container)
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +191,7 @@ def test_one_line_gets_company(checkpoint: Checkpoint) -> None:
     ("options", "message"),
     [
         ({"beam_size": 2}, "beam of 3"),
-        ({"kinds": ["paged"]}, "unknown cache kind 'paged'"),
+        ({"kinds": ["elastic"]}, "unknown cache kind 'elastic'"),
         ({"max_tokens": 1}, "targets of 2 tokens"),
     ],
 )

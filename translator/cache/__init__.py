@@ -21,6 +21,8 @@ from translator.cache.indirect import IndirectCache
 from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
+from translator.cache.paged import PagedCache, recall, remember
+from translator.cache.pool import BlockPool
 from translator.cache.source import SourceState
 from translator.cache.spec import CACHE_KINDS, CacheSpec, register
 from translator.cache.state import CacheFullError, KeyValueState, LayerState, UnsupportedCacheOperation
@@ -30,6 +32,7 @@ from translator.cache.window import WindowState
 
 __all__ = [
     "CACHE_KINDS",
+    "BlockPool",
     "CacheFullError",
     "CacheSpec",
     "CompressedState",
@@ -44,6 +47,7 @@ __all__ = [
     "LayerStep",
     "Lengths",
     "NamedState",
+    "PagedCache",
     "SharedState",
     "SourceState",
     "StackStep",
@@ -52,5 +56,7 @@ __all__ = [
     "UnsupportedCacheOperation",
     "View",
     "WindowState",
+    "recall",
     "register",
+    "remember",
 ]

@@ -306,11 +306,13 @@ class DecoderCache:
         parted = bool((beams != beams[:, :1]).any())
         if parted:
             self._require("clear", "admit beams of unequal lengths")
-        for index, slot in enumerate(slots):
-            rows = slice(slot * self.beams, (slot + 1) * self.beams)
+        longest, places = beams.amax(dim=1).tolist(), [slice(s * self.beams, (s + 1) * self.beams) for s in slots]
+        for mine, other in zip(self.states, source.states, strict=True):
+            mine.check_admit(places, other, longest, K)
+        for index, rows in enumerate(places):
             theirs = slice(index * K, (index + 1) * K)
             for mine, other in zip(self.states, source.states, strict=True):
-                mine.admit(rows, other, theirs, int(beams[index].max()))
+                mine.admit(rows, other, theirs, longest[index])
             lengths[rows] = beams[index]
         before = self.sources[0].length
         for mine_source, other_source in zip(self.sources, source.sources, strict=True):
@@ -320,6 +322,13 @@ class DecoderCache:
         if parted:  # what a shorter beam gave beyond its length may be anything
             for state in self.states:
                 state.clear(self._lengths, source.length)
+
+    def hold(self, rows: slice, length: int) -> None:
+        """Says that these rows hold `length` tokens, which their states were given without a step."""
+        lengths = self._lengths.tensor().clone()
+        lengths[rows] = length
+        self.layout += 1
+        self._lengths = Lengths.of(lengths)
 
     def crop(self, lengths: int | Tensor) -> None:
         """Shortens every row to `lengths`, one number or `(rows,)`; raises `ValueError` where that would lengthen."""

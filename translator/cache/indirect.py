@@ -129,6 +129,7 @@ class IndirectCache(GrowingCache):
 
     kind = "indirect"
     kernels_may_read = True
+    by_reference = True
 
     def __init__(self, spec: CacheSpec, rows: int, heads: int, width: int, **factory: Any) -> None:
         super().__init__(spec, rows, heads, width, **factory)

@@ -26,7 +26,8 @@ class CacheSpec:
     `capacity`: tokens a row has room for (a kind that grows starts with it); `beams` K: rows a sentence; `block`: keys
     are shown in whole blocks of so many slots; `dtype` of K and V, by default the decoder's; `sentences`: slots of the
     grid, by default as many as the first memory brings; `source_capacity`: source tokens a slot has room for, by
-    default as many as it needs.
+    default as many as it needs. Of a paged kind: `page` tokens a block, `blocks` in all (by default what the memory
+    allows, see `BlockPool`), or a `pool` of them that several caches use.
     """
 
     kind: str = "dynamic"
@@ -36,11 +37,14 @@ class CacheSpec:
     dtype: torch.dtype | None = None
     sentences: int | None = None
     source_capacity: int | None = None
+    page: int = 16
+    blocks: int | None = None
+    pool: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in CACHE_KINDS:
             raise ValueError(f"unknown cache kind {self.kind!r}; known: {', '.join(sorted(CACHE_KINDS))}")
-        for name in ("capacity", "beams", "block", "sentences", "source_capacity"):
+        for name in ("capacity", "beams", "block", "sentences", "source_capacity", "page", "blocks"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
@@ -61,6 +65,10 @@ class CacheSpec:
     def with_beams(self, beams: int) -> "CacheSpec":
         """The same with another number of beams."""
         return replace(self, beams=beams)
+
+    def pooled(self) -> "CacheSpec":
+        """The same with a pool for all caches that are made from it, where the kind has such a thing."""
+        return self if self.pool is not None else replace(self, pool=CACHE_KINDS[self.kind].new_pool(self))
 
     def key_value_state(
         self,

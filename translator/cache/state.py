@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -95,6 +96,11 @@ class LayerState(ABC):
         """Raises `UnsupportedCacheOperation` when rows can't be shortened to `lengths`."""
         self.require("clear", "crop, reset or roll back a step")
 
+    def check_admit(  # noqa: B027 - most states have room in their own rows
+        self, rows: Sequence[slice], source: LayerState, lengths: Sequence[int], beams: int
+    ) -> None:
+        """Raises `CacheFullError` when these rows can't become the sentences of `source`, of `beams` rows each."""
+
     def check_room(self, length: int) -> None:  # noqa: B027 - most states can always grow
         """Raises `CacheFullError` when a row can't hold `length` tokens."""
 
@@ -150,6 +156,14 @@ class KeyValueState(LayerState):
 
     uneven: ClassVar[bool] = False
     """Whether values may be of another width than keys: the constructor then takes `value_width` too."""
+
+    by_reference: ClassVar[bool] = False
+    """Whether rows are entries of a table that the layers share, and their K and V stay where they are."""
+
+    @classmethod
+    def new_pool(cls, spec: CacheSpec) -> Any:
+        """What several caches may have in common, for `CacheSpec.pool`; None where each has its own memory."""
+        return None
 
     @abstractmethod
     def __init__(

@@ -22,7 +22,8 @@ Start = Callable[[Sequence[Sequence[int]], int | None], Decoding]
 
 
 def starter(engine: Engine, spec: CacheSpec) -> Start:
-    """How a `Driver` starts sentences on `engine`, its state as `spec` says."""
+    """How a `Driver` starts sentences on `engine`, its state as `spec` says; all that it starts use one pool."""
+    spec = spec.pooled()
 
     def start(sources: Sequence[Sequence[int]], slots: int | None = None) -> Decoding:
         ids = pad(sources, 0).to(engine.device)

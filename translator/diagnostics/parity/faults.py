@@ -1,4 +1,4 @@
-"""What a planted fault is. They are in `step_faults`, `grid_faults`, `table_faults`; the product knows none of them."""
+"""What a planted fault is. They are in the modules named `…_faults` beside this one; the product knows none of them."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from translator.cache import CacheSpec, IndirectCache, KeyValueState
+from translator.cache import CacheSpec, KeyValueState
 from translator.decoder import CachedDecoder
 
 Original = Callable[..., Any]
@@ -48,7 +48,8 @@ class Fault:
     original first, then the original's arguments. `layers` is how many decoder layers a model needs for this to be a
     fault; `growing`, `norm` and `key_values` say that only a container that grows, a decoder with a last norm, or
     layers that keep K and V can have it. `by_reference`: True where only a container can have it whose layers share a
-    table of rows (`table_faults`), False where only one that moves its K and V, layer by layer.
+    table of rows (`table_faults`, `page_faults`), False where only one that moves its K and V, layer by layer;
+    `container`: where only this one and its subclasses can.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Fault:
     norm: bool = False
     key_values: bool = False
     by_reference: bool | None = None
+    container: type = object
 
     def applies(self, container: type[KeyValueState], decoder: CachedDecoder) -> bool:
         """Whether a decoder with this container can have the fault at all."""
@@ -68,7 +70,7 @@ class Fault:
             return False
         if self.growing and container.needs_capacity:
             return False
-        if self.by_reference is not None and self.by_reference != issubclass(container, IndirectCache):
+        if self.by_reference not in (None, container.by_reference) or not issubclass(container, self.container):
             return False
         if not self.key_values and self.owner is not CONTAINER:
             return True
@@ -93,11 +95,17 @@ class Fault:
 class FaultList(list[Fault]):
     """Faults, added by decorating their wrappers."""
 
+    def __init__(self, **common: Any) -> None:
+        """`common` options of all that are added."""
+        super().__init__()
+        self.common = common
+
     def add(self, name: str, owner: Any, attribute: str, **options: Any) -> Callable[[Original], Original]:
         """Adds the decorated function as a stand-in for `owner.attribute`; its docstring is the description."""
 
         def decorate(wrapper: Original) -> Original:
-            self.append(Fault(name, (wrapper.__doc__ or "").rstrip("."), owner, attribute, wrapper, **options))
+            description = (wrapper.__doc__ or "").rstrip(".")
+            self.append(Fault(name, description, owner, attribute, wrapper, **self.common, **options))
             return wrapper
 
         return decorate

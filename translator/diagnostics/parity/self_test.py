@@ -9,7 +9,7 @@ from rich.table import Table
 
 from translator.cache import CACHE_KINDS
 from translator.config import ModelConfig
-from translator.diagnostics.parity import grid_faults, step_faults, table_faults
+from translator.diagnostics.parity import grid_faults, page_faults, step_faults, table_faults
 from translator.diagnostics.parity.bench import Bench, SpecialIds
 from translator.diagnostics.parity.check import Progress
 from translator.diagnostics.parity.faults import REQUIRED, Fault
@@ -20,7 +20,7 @@ from translator.diagnostics.tables import as_text
 from translator.errors import UserError
 from translator.model import TranslationModel
 
-FAULTS: tuple[Fault, ...] = (*step_faults.FAULTS, *grid_faults.FAULTS, *table_faults.FAULTS)
+FAULTS: tuple[Fault, ...] = (*step_faults.FAULTS, *grid_faults.FAULTS, *table_faults.FAULTS, *page_faults.FAULTS)
 
 WIDE = 1e-6
 """The least |Δlogit|, or difference of scores, in float64 by which a fault has to show."""

@@ -6,10 +6,10 @@ from translator.cache import IndirectCache, Lengths, Step, View
 from translator.cache.indirect import Ancestry
 from translator.diagnostics.parity.faults import FaultList, Original
 
-FAULTS = FaultList()
+FAULTS = FaultList(by_reference=True, container=IndirectCache)
 
 
-@FAULTS.add("table not reordered", Ancestry, "select", by_reference=True)
+@FAULTS.add("table not reordered", Ancestry, "select")
 def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) -> None:
     """Rows go on from themselves, whichever parent was chosen."""
     before, leaving = self.origin.clone(), len(rows) != self.rows
@@ -18,7 +18,7 @@ def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) 
         self.origin = before
 
 
-@FAULTS.add("table reordered once a layer", Ancestry, "select", layers=2, by_reference=True)
+@FAULTS.add("table reordered once a layer", Ancestry, "select", layers=2)
 def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) -> None:
     """The layers share a table, and each makes the change."""
     if len(rows) == self.rows:
@@ -26,7 +26,7 @@ def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) 
     original(self, rows, length, turn)
 
 
-@FAULTS.add("homes stay when sentences leave", Ancestry, "select", by_reference=True)
+@FAULTS.add("homes stay when sentences leave", Ancestry, "select")
 def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) -> None:
     """A sentence writes where one that is still there has its tokens."""
     before = self.home.clone()
@@ -34,7 +34,7 @@ def _(original: Original, self: Ancestry, rows: Tensor, length: int, turn: int) 
     self.home = before[: len(rows)]
 
 
-@FAULTS.add("table not followed", IndirectCache, "_gathered", by_reference=True)
+@FAULTS.add("table not followed", IndirectCache, "_gathered")
 def _(original: Original, self: IndirectCache, lengths: Lengths, visible: int) -> tuple[Tensor, Tensor]:
     """Every row reads what it wrote itself."""
     table = self.table
@@ -45,19 +45,19 @@ def _(original: Original, self: IndirectCache, lengths: Lengths, visible: int) -
         table.origin = followed
 
 
-@FAULTS.add("slots beyond a row's length shown", IndirectCache, "_gathered", by_reference=True)
+@FAULTS.add("slots beyond a row's length shown", IndirectCache, "_gathered")
 def _(original: Original, self: IndirectCache, lengths: Lengths, visible: int) -> tuple[Tensor, Tensor]:
     """What was taken back or never written is masked alone; a NaN among it gets through the mask."""
     return original(self, Lengths(lengths.rows, visible), visible)
 
 
-@FAULTS.add("rows of unequal length not parted", Ancestry, "may_clash", by_reference=True)
+@FAULTS.add("rows of unequal length not parted", Ancestry, "may_clash")
 def _(original: Original, self: Ancestry, lengths: Lengths) -> bool:
     """A shorter row writes over what a longer one of its sentence still reads."""
     return False
 
 
-@FAULTS.add("written beside its home", IndirectCache, "append", by_reference=True)
+@FAULTS.add("written beside its home", IndirectCache, "append")
 def _(original: Original, self: IndirectCache, k: Tensor, v: Tensor, step: Step, view: View) -> None:
     """Row r writes to buffer row r, also after sentences left or changed places."""
     home = self.table.home
@@ -68,7 +68,7 @@ def _(original: Original, self: IndirectCache, k: Tensor, v: Tensor, step: Step,
         self.table.home = home
 
 
-@FAULTS.add("table expanded as a block", Ancestry, "expand", by_reference=True)
+@FAULTS.add("table expanded as a block", Ancestry, "expand")
 def _(original: Original, self: Ancestry, beams: int, turn: int) -> None:
     """Row r becomes row r of each copy of the batch, not a neighbour of its copies."""
     before = self.rows
@@ -77,7 +77,7 @@ def _(original: Original, self: Ancestry, beams: int, turn: int) -> None:
         self.origin = self.origin[::beams].repeat(beams, 1)
 
 
-@FAULTS.add("new beams keep one home", Ancestry, "expand", by_reference=True)
+@FAULTS.add("new beams keep one home", Ancestry, "expand")
 def _(original: Original, self: Ancestry, beams: int, turn: int) -> None:
     """The rows of an expanded sentence all write to the same buffer row."""
     before = self.rows
@@ -86,7 +86,7 @@ def _(original: Original, self: Ancestry, beams: int, turn: int) -> None:
         self.home = self.home[::beams].repeat_interleave(beams)
 
 
-@FAULTS.add("growth empties the table", Ancestry, "widen", by_reference=True)
+@FAULTS.add("growth empties the table", Ancestry, "widen")
 def _(original: Original, self: Ancestry, slots: int) -> None:
     """When there is room for more slots, the old ones are looked for in the first row."""
     before = self.origin
@@ -95,7 +95,7 @@ def _(original: Original, self: Ancestry, slots: int) -> None:
         self.origin.zero_()
 
 
-@FAULTS.add("admit leaves the table as it was", IndirectCache, "write", by_reference=True)
+@FAULTS.add("admit leaves the table as it was", IndirectCache, "write")
 def _(original: Original, self: IndirectCache, rows: slice, contents: dict[str, Tensor], length: int) -> None:
     """The newcomer's beams are looked for where the leaver's were."""
     before = self.table.origin.clone()
