@@ -51,7 +51,7 @@ class Project:
             options = {}
         self.translator = Translator.from_checkpoint(folders["checkpoint"], **options)
         self.threads, self.engine = threads, self.translator.engine
-        self.cache = self.translator._decoder.cache
+        self.cache = self.translator._decoder.cache["kind"]
 
     @staticmethod
     def libraries() -> None:

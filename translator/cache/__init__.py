@@ -23,14 +23,23 @@ from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
 from translator.cache.paged import PagedCache, recall, remember
 from translator.cache.pool import BlockPool
+from translator.cache.quantised import QuantisedCache
 from translator.cache.source import SourceState
-from translator.cache.spec import CACHE_KINDS, CacheSpec, register
+from translator.cache.spec import (
+    APPROXIMATE_KINDS,
+    CACHE_KINDS,
+    CacheSpec,
+    cache_options,
+    container_of,
+    register,
+)
 from translator.cache.state import CacheFullError, KeyValueState, LayerState, UnsupportedCacheOperation
 from translator.cache.static import StaticCache
 from translator.cache.step import Step, View
 from translator.cache.window import WindowState
 
 __all__ = [
+    "APPROXIMATE_KINDS",
     "CACHE_KINDS",
     "BlockPool",
     "CacheFullError",
@@ -48,6 +57,7 @@ __all__ = [
     "Lengths",
     "NamedState",
     "PagedCache",
+    "QuantisedCache",
     "SharedState",
     "SourceState",
     "StackStep",
@@ -56,6 +66,8 @@ __all__ = [
     "UnsupportedCacheOperation",
     "View",
     "WindowState",
+    "cache_options",
+    "container_of",
     "recall",
     "register",
     "remember",

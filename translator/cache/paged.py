@@ -33,6 +33,7 @@ class PagedCache(KeyValueState):
     """
 
     kind = "paged"
+    options = ("page", "blocks")
     by_reference = True
     uneven = True
 

@@ -6,17 +6,57 @@ from typing import Any, TypeVar
 import torch
 
 from translator.attention.band import Band
+from translator.cache.codes import BITS
+from translator.errors import UserError
 
 CACHE_KINDS: dict[str, Any] = {}
 """Containers (subclasses of `KeyValueState`) by kind: settings, command line, diagnostics, tests read it from here."""
+
+APPROXIMATE_KINDS: dict[str, Any] = {}
+"""Those that don't keep everything, whose results are other ones: apart, since no proof of equality holds for them."""
 
 Container = TypeVar("Container", bound=type)
 
 
 def register(container: Container) -> Container:
     """Class decorator: makes a container known under its `kind`."""
-    CACHE_KINDS[container.kind] = container  # type: ignore[attr-defined]
+    kinds = CACHE_KINDS if container.loses is None else APPROXIMATE_KINDS  # type: ignore[attr-defined]
+    kinds[container.kind] = container  # type: ignore[attr-defined]
     return container
+
+
+def container_of(kind: str) -> Any:
+    """The container of that kind; raises `UserError` for an unknown one."""
+    for kinds in (CACHE_KINDS, APPROXIMATE_KINDS):
+        if kind in kinds:
+            return kinds[kind]
+    known = f"{', '.join(sorted(CACHE_KINDS))}; approximate: {', '.join(sorted(APPROXIMATE_KINDS))}"
+    raise UserError(f"unknown cache kind {kind!r}; known: {known}")
+
+
+def cache_options(text: str) -> dict[str, Any]:
+    """A kind with what can be chosen of it, `quantised,bits=8`, as the fields of a `CacheSpec`.
+
+    Raises `UserError` for an unknown kind or option, or a value that isn't a whole number.
+    """
+    kind, *settings = text.split(",")
+    known = container_of(kind).options
+    chosen: dict[str, Any] = {"kind": kind}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in known:
+            known_ = f"knows {', '.join(known)}" if known else "takes no options"
+            raise UserError(f"--cache {text}: kind {kind!r} {known_}, not {name!r}")
+        if not value.isascii() or not value.isdigit() or len(value) > 9:
+            raise UserError(f"--cache {text}: {name} = {value!r} is not a whole number")
+        chosen[name] = int(value)
+    try:
+        CacheSpec(**{**chosen, "capacity": 1})
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"--cache {text}: {error}") from None
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +66,11 @@ class CacheSpec:
     `capacity`: tokens a row has room for (a kind that grows starts with it); `beams` K: rows a sentence; `block`: keys
     are shown in whole blocks of so many slots; `dtype` of K and V, by default the decoder's; `sentences`: slots of the
     grid, by default as many as the first memory brings; `source_capacity`: source tokens a slot has room for, by
-    default as many as it needs. Of a paged kind: `page` tokens a block, `blocks` in all (by default what the memory
-    allows, see `BlockPool`), or a `pool` of them that several caches use.
+    default as many as it needs.
+
+    Of kind `paged`: `page` tokens a block, `blocks` in all (by default what the memory allows, see `BlockPool`), or a
+    `pool` of them that several caches use. Of `quantised`: `bits` of a code, tokens and channels in a `group` that
+    shares a scale, and how many of the newest tokens, the `residual`, stay exact at least.
     """
 
     kind: str = "dynamic"
@@ -40,21 +83,27 @@ class CacheSpec:
     page: int = 16
     blocks: int | None = None
     pool: Any = field(default=None, compare=False, repr=False)
+    bits: int = 4
+    group: int = 32
+    residual: int = 32
 
     def __post_init__(self) -> None:
-        if self.kind not in CACHE_KINDS:
-            raise ValueError(f"unknown cache kind {self.kind!r}; known: {', '.join(sorted(CACHE_KINDS))}")
-        for name in ("capacity", "beams", "block", "sentences", "source_capacity", "page", "blocks"):
+        container = container_of(self.kind)
+        for name in ("capacity", "beams", "block", "sentences", "source_capacity", "page", "blocks", "group"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
-        if self.capacity is None and CACHE_KINDS[self.kind].needs_capacity:
+        if self.bits not in BITS:
+            raise ValueError(f"bits {self.bits}: codes have {', '.join(map(str, BITS))} bits")
+        if self.residual < 0:
+            raise ValueError(f"residual {self.residual} must be at least 0")
+        if self.capacity is None and container.needs_capacity:
             raise ValueError(f"cache kind {self.kind!r} needs a capacity: the most tokens a row will hold")
 
     @classmethod
     def for_targets(cls, kind: str, longest: int, *, beams: int = 1) -> "CacheSpec":
         """For targets of at most `longest` tokens: a kind that must know gets that capacity, another grows."""
-        if kind in CACHE_KINDS and CACHE_KINDS[kind].needs_capacity:
+        if container_of(kind).needs_capacity:
             return cls(kind=kind, capacity=longest, beams=beams)
         return cls(kind=kind, beams=beams)
 
@@ -68,7 +117,7 @@ class CacheSpec:
 
     def pooled(self) -> "CacheSpec":
         """The same with a pool for all caches that are made from it, where the kind has such a thing."""
-        return self if self.pool is not None else replace(self, pool=CACHE_KINDS[self.kind].new_pool(self))
+        return self if self.pool is not None else replace(self, pool=container_of(self.kind).new_pool(self))
 
     def key_value_state(
         self,
@@ -84,7 +133,7 @@ class CacheSpec:
 
         Values are as wide as keys, or `value_width`; raises `UnsupportedCacheOperation` for a kind that can't do that.
         """
-        container = CACHE_KINDS[self.kind]
+        container = container_of(self.kind)
         factory: dict[str, Any] = {"dtype": self.dtype or dtype, "device": self._placed(device)}
         if value_width not in (None, width):
             container.check_uneven(width, value_width)

@@ -154,6 +154,12 @@ class KeyValueState(LayerState):
     needs_capacity: ClassVar[bool] = False
     """Whether `CacheSpec.capacity` must be given."""
 
+    loses: ClassVar[str | None] = None
+    """What of keys and values isn't kept as it was, in words; None: nothing, so that results don't change."""
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields of `CacheSpec` that are this kind's alone."""
+
     uneven: ClassVar[bool] = False
     """Whether values may be of another width than keys: the constructor then takes `value_width` too."""
 

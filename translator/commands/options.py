@@ -59,7 +59,10 @@ BatchOption = Annotated[
     ),
 ]
 CacheOption = Annotated[
-    str | None, typer.Option("--cache", metavar="KIND", help="Kind of cache; a wrong one is answered with those known.")
+    str | None,
+    typer.Option(
+        "--cache", metavar="KIND[,OPTION=N…]", help="Kind of cache; a wrong one is answered with those known."
+    ),
 ]
 EngineOption = Annotated[
     str,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from functools import cached_property
 from threading import Event
+from typing import Any
 
 from translator.cache import CacheSpec
 from translator.config import DecodeConfig
@@ -21,12 +22,13 @@ from translator.typed.spans import same_slots
 
 @dataclasses.dataclass(frozen=True)
 class TaskDecoder:
-    """Decodes tasks with one engine. `batch_tokens` bounds rows times the longest source; `cache` is a kind."""
+    """Decodes tasks with one engine. `batch_tokens` bounds rows times the longest source; `cache` are fields of a
+    `CacheSpec`: a kind, and what was chosen of it."""
 
     engine: Engine
     tokenizer: Tokenizer
     batch_tokens: int
-    cache: str
+    cache: dict[str, Any]
 
     def decode(self, tasks: Sequence[Task], config: DecodeConfig, stopped: Event | None = None) -> None:
         """Puts into each task's `found` its best hypotheses, at most `config.n_best`, no two of the same text.
@@ -111,7 +113,7 @@ class TaskDecoder:
                         by_number[event.number].found = event.result
 
     def _start(self, rows: int, longest: int) -> Start:
-        return starter(self.engine, CacheSpec(kind=self.cache, capacity=longest, beams=rows))
+        return starter(self.engine, CacheSpec(**self.cache, capacity=longest, beams=rows))
 
     def _sentences(self, tasks: Sequence[Task], config: DecodeConfig) -> list[Sentence]:
         limit = self.engine.max_positions

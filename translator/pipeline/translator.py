@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from translator.arguments import item_list, text_list
-from translator.cache import CACHE_KINDS
+from translator.cache import cache_options
 from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, check_ensemble
 from translator.config import DecodeConfig, parse
 from translator.device import usable_device
@@ -81,16 +81,14 @@ class Translator:
         if isinstance(engine, str):
             engines = [make_engine(each.model.eval(), engine, compute_type) for each in (checkpoint, *others)]
             engine = EnsembleEngine(engines) if others else engines[0]
-        cache = cache or engine.cache_kind
-        if cache not in CACHE_KINDS:
-            raise UserError(f"unknown cache kind {cache!r}; known: {', '.join(sorted(CACHE_KINDS))}")
+        options = cache_options(cache or engine.cache_kind)
         self.engine = engine
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
         self.batch_tokens = batch_tokens
         self.workers = workers
         self._sides = Sides(self.tokenizer, self.config.source_language, self.config.target_language)
-        self._decoder = TaskDecoder(self.engine, self.tokenizer, batch_tokens, cache)
+        self._decoder = TaskDecoder(self.engine, self.tokenizer, batch_tokens, options)
 
     @classmethod
     def from_checkpoint(
