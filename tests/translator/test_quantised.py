@@ -11,7 +11,7 @@ from tests.helpers import tiny_translator
 from tests.translator.attention.grid import FP64, HEADS, D, decoder_of
 from translator import CachedDecoder
 from translator.attention import CachedMultiheadAttention
-from translator.cache import CacheSpec, DecoderCache, UnsupportedCacheOperation, cache_options
+from translator.cache import CacheSpec, DecoderCache, QuantisedCache, UnsupportedCacheOperation, cache_options
 from translator.cache.codes import decode, encode
 from translator.errors import UserError
 
@@ -208,11 +208,11 @@ def test_bytes_are_those_of_codes_scales_and_exact_tokens(decoder: CachedDecoder
     rows = Rows(decoder, 2, 0, bits=2, group=8, residual=4)
     rows.step(29)  # 24 tokens are codes, 5 are exact
     assert rows.coded == [24, 24]
-    lanes, slots = 2 * HEADS, rows.cache.states[0].exact["k"].shape[2]
-    assert 5 <= slots <= 5 + 8
+    lanes = 2 * HEADS
     codes = 2 * lanes * 24 * WIDTH * 2 // 8
     scales = 2 * lanes * 3 * WIDTH * 8 + 2 * lanes * 24 * (WIDTH // 8) * 8  # and lowest values, of K and of V
-    assert rows.cache.states[0].nbytes == codes + scales + 2 * lanes * slots * WIDTH * 8
+    assert rows.cache.states[0].nbytes == codes + scales + 2 * lanes * 5 * WIDTH * 8
+    assert rows.cache.states[0].nbytes == QuantisedCache.account(rows.cache.spec, 2, HEADS, (WIDTH, WIDTH), 29, FP64)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

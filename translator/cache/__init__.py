@@ -24,6 +24,7 @@ from translator.cache.named import NamedState
 from translator.cache.paged import PagedCache, recall, remember
 from translator.cache.pool import BlockPool
 from translator.cache.quantised import QuantisedCache
+from translator.cache.sliding import SlidingCache, StaticSlidingCache
 from translator.cache.source import SourceState
 from translator.cache.spec import (
     APPROXIMATE_KINDS,
@@ -59,9 +60,11 @@ __all__ = [
     "PagedCache",
     "QuantisedCache",
     "SharedState",
+    "SlidingCache",
     "SourceState",
     "StackStep",
     "StaticCache",
+    "StaticSlidingCache",
     "Step",
     "UnsupportedCacheOperation",
     "View",

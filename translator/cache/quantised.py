@@ -89,6 +89,21 @@ class QuantisedCache(KeyValueState):
         """Bytes of codes, scales, lowest values and exact slots."""
         return sum(part.nbytes for part in (*self.coded.values(), *self.exact.values()))
 
+    @classmethod
+    def account(
+        cls, spec: CacheSpec, rows: int, heads: int, widths: tuple[int, int], length: int, dtype: torch.dtype
+    ) -> int:
+        """See `KeyValueState.account`."""
+        return rows * cls.account_read(spec, heads, widths, length, dtype)
+
+    @classmethod
+    def account_read(cls, spec: CacheSpec, heads: int, widths: tuple[int, int], length: int, dtype: torch.dtype) -> int:
+        """See `KeyValueState.account_read`: codes, a scale and a lowest value for each group, and exact tokens."""
+        coded = max(0, (length - spec.residual) // spec.group * spec.group)
+        codes = coded * sum(widths) * spec.bits // 8
+        pairs = coded // spec.group * widths[0] + coded * (widths[1] // min(spec.group, widths[1]))
+        return heads * (codes + 2 * pairs * dtype.itemsize + (length - coded) * sum(widths) * dtype.itemsize)
+
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def begin(self, step: Step) -> View:
@@ -182,7 +197,7 @@ class QuantisedCache(KeyValueState):
         slots = int(self._held(self.lengths).max()) if self.lengths.rows else 0
         groups = self.groups.longest if self.groups.rows else 0
         with normal_tensors():
-            if self.exact["k"].shape[2] > slots + self.group:
+            if self.exact["k"].shape[2] > slots:
                 self.exact = {name: part[:, :, :slots].clone() for name, part in self.exact.items()}
             if self.coded["k_low"].shape[2] > groups:
                 self.coded = {name: part[:, :, :groups].clone() for name, part in self.coded.items()}

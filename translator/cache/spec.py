@@ -70,7 +70,8 @@ class CacheSpec:
 
     Of kind `paged`: `page` tokens a block, `blocks` in all (by default what the memory allows, see `BlockPool`), or a
     `pool` of them that several caches use. Of `quantised`: `bits` of a code, tokens and channels in a `group` that
-    shares a scale, and how many of the newest tokens, the `residual`, stay exact at least.
+    shares a scale, and how many of the newest tokens, the `residual`, stay exact at least. Of `sliding`: the `window`
+    in tokens, a query's own included, and whether to keep the `past` that it doesn't show (1 or 0).
     """
 
     kind: str = "dynamic"
@@ -86,10 +87,12 @@ class CacheSpec:
     bits: int = 4
     group: int = 32
     residual: int = 32
+    window: int | None = None
+    past: int = 0
 
     def __post_init__(self) -> None:
         container = container_of(self.kind)
-        for name in ("capacity", "beams", "block", "sentences", "source_capacity", "page", "blocks", "group"):
+        for name in ("capacity", "beams", "block", "sentences", "source_capacity", "page", "blocks", "group", "window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
@@ -97,6 +100,7 @@ class CacheSpec:
             raise ValueError(f"bits {self.bits}: codes have {', '.join(map(str, BITS))} bits")
         if self.residual < 0:
             raise ValueError(f"residual {self.residual} must be at least 0")
+        container.check_spec(self)
         if self.capacity is None and container.needs_capacity:
             raise ValueError(f"cache kind {self.kind!r} needs a capacity: the most tokens a row will hold")
 
@@ -183,7 +187,7 @@ class CacheSpec:
 
         return CompressedState(
             rows, shapes, rate=rate, width=width, capacity=self.capacity, dtype=self.dtype or dtype,
-            device=self._placed(device), limit=self.capacity if CACHE_KINDS[self.kind].needs_capacity else None,
+            device=self._placed(device), limit=self.capacity if container_of(self.kind).needs_capacity else None,
         )  # fmt: skip
 
     def _placed(self, device: torch.device) -> torch.device:

@@ -171,6 +171,10 @@ class KeyValueState(LayerState):
         """What several caches may have in common, for `CacheSpec.pool`; None where each has its own memory."""
         return None
 
+    @classmethod
+    def check_spec(cls, spec: CacheSpec) -> None:
+        """Raises `ValueError` where the spec lacks what this kind needs."""
+
     @abstractmethod
     def __init__(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from translator.arguments import item_list, text_list
-from translator.cache import cache_options
+from translator.cache import cache_options, container_of
 from translator.checkpoint import DEFAULT_CHECKPOINT, Checkpoint, check_ensemble
 from translator.config import DecodeConfig, parse
 from translator.device import usable_device
@@ -82,6 +82,8 @@ class Translator:
             engines = [make_engine(each.model.eval(), engine, compute_type) for each in (checkpoint, *others)]
             engine = EnsembleEngine(engines) if others else engines[0]
         options = cache_options(cache or engine.cache_kind)
+        if (loses := container_of(options["kind"]).loses) is not None:
+            log.warning("cache %s is approximate, %s: translations may be other ones", cache, loses)
         self.engine = engine
         self.tokenizer = checkpoint.tokenizer
         self.config = checkpoint.config
