@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes a shipped checkpoint from a finished run: weights in half precision, scored as shipped, with a card and curves.
 
-    scripts/ship_checkpoint.py RUN RECIPE --data FOLDER --first RUN [--before CHECKPOINT] [--other NAME SOURCE TARGET]…
+    scripts/ship_checkpoint.py RUN RECIPE --data FOLDER --first RUN… [--before CHECKPOINT] [--other NAME SOURCE TARGET]…
 
-RUN is the folder of `translator train`, RECIPE its recipe, --first the run whose weights it began with. The folder is
+RUN is the folder of `translator train`, RECIPE its recipe, --first the run whose weights it began with, or several, the
+oldest first: that in both directions, then those that went on from one another. The folder is
 checkpoints/SOURCE-TARGET, figures go to results/model_SOURCE-TARGET.json, and the card repeats them. --before is a
 checkpoint to compare with on the everyday test part, by paired bootstrap; --other is a test set in two files of lines.
 """
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("recipe")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--first", type=Path, required=True)
+    parser.add_argument("--first", type=Path, nargs="+", required=True)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--other", nargs=3, action="append", default=[], metavar=("NAME", "SOURCE", "REFERENCE"))
     given = parser.parse_args()
@@ -82,19 +83,22 @@ def main() -> None:
                 figures["before"] = _compared(before, found, references, recipe.target_language)
     results = ROOT / "results" / f"model_{name}.json"
     atomic_write_bytes(results, (json_text(figures, indent=1) + "\n").encode())
-    atomic_write_bytes(folder / "curves.png", picture([read_run(given.first), read_run(given.run)], "png"))
+    atomic_write_bytes(folder / "curves.png", picture([*map(read_run, given.first), read_run(given.run)], "png"))
     atomic_write_bytes(folder / "README.md", _card(figures, given.recipe, results.name).encode())
 
 
 def _facts(given: argparse.Namespace, recipe: Any, folder: Path, half: dict[str, torch.Tensor]) -> dict[str, Any]:
-    runs = [read_saved(given.first / "last").counters, read_saved(given.run / "last").counters]
-    start = next(record for record in read_run(given.run).records if record["event"] == "start")
+    folders = [*given.first, given.run]
+    runs = [read_saved(each / "last").counters for each in folders]
+    starts = [next(record for record in read_run(each).records if record["event"] == "start") for each in folders]
+    start = starts[-1]
     return {
         "source": recipe.source_language,
         "target": recipe.target_language,
         "steps": [counters.step for counters in runs],
         "best_step": read_saved(given.run / "best").counters.step,
         "hours": [round(counters.seconds / 3600, 2) for counters in runs],
+        "learning_rates": [record["recipe"]["training"]["learning_rate"] for record in starts],
         "target_tokens": [counters.target_tokens for counters in runs],
         "pairs": start["pairs"],
         "parameters": sum(tensor.numel() for tensor in half.values()),
@@ -146,8 +150,19 @@ def _card(figures: dict[str, Any], recipe: str, results: str) -> str:
         tries=tries.read_text(encoding="utf-8") if tries.exists() else "",
         comparison=_comparison(figures),
         millions=figures["parameters"] / 1e6,
-        tokens=[f"{count / 1e6:.1f}" for count in figures["target_tokens"]],
+        first_steps=figures["steps"][0],
+        first_tokens=figures["target_tokens"][0] / 1e6,
+        first_hours=figures["hours"][0],
+        then=_then(figures),
+        then_hours=sum(figures["hours"][1:]),
+        all_tokens=sum(figures["target_tokens"]) / 1e6,
     )
+
+
+def _then(figures: dict[str, Any]) -> str:
+    """The runs in one direction, one after another."""
+    runs = zip(figures["steps"][1:], figures["target_tokens"][1:], figures["learning_rates"][1:], strict=True)
+    return "; ".join(f"{steps:,} steps from a rate of {rate:g}, {tokens / 1e6:.1f} M" for steps, tokens, rate in runs)
 
 
 def _cells(scores: dict[str, Any] | None) -> str:
