@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from translator.attention import attend
+from translator.attention import KERNELS, UnsupportedKernelOperation, attend
 from translator.attention.rotary import rotated
 from translator.cache import CacheSpec, DecoderCache, SourceState
 
@@ -186,3 +186,15 @@ def test_6_a_quantised_cache_saves_memory_and_not_work() -> None:
     # The wrong one: that a step gets cheaper. It calls more, and makes all of K and V anew.
     assert quantised.calls > exact.calls
     assert quantised.made >= exact.made + held
+
+
+@numeric
+def test_7_weights_are_asked_of_the_kernel_that_has_them() -> None:
+    q, k, v = tokens(), tokens(), tokens()
+    for fused in ("sdpa", "flex", "varlen"):
+        with pytest.raises(UnsupportedKernelOperation, match="cannot return attention weights; eager can"):
+            KERNELS[fused].weighed(q, k, v, None, True)
+    found, weights = KERNELS["eager"].weighed(q, k, v, None, True)
+    close(found, KERNELS["sdpa"](q, k, v, None, True))  # the same attention, with what the fused kernel never had
+    close(weights.sum(-1), torch.ones(1, H, S, dtype=torch.float64))
+    assert not weights.triu(1).any()

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from translator.attention import AttentionStep, Structure
+from translator.attention import DEFAULT_KERNEL, AttentionStep, Structure
 from translator.attention.masks import merge_masks, padding_visible
 from translator.cache import CacheSpec, DecoderCache, SourceState
 from translator.decoder_layer import CachedDecoderLayer, as_batch, as_given, batched_padding, full_pass
-from translator.operations import EagerStack, StackOperations
+from translator.operations import EagerStack, KernelChoice, StackOperations
 from translator.plain import check_plain
 
 if TYPE_CHECKING:
     from translator.engine.packed import PackedDecoder
 
 
-class CachedDecoder(nn.Module):
+class CachedDecoder(KernelChoice, nn.Module):
     """A stack of `CachedDecoderLayer`s: `nn.TransformerDecoder`'s `state_dict` and training, and steps with a cache.
 
     >>> decoder = CachedDecoder.from_torch(trained)                       # an nn.TransformerDecoder, parameters shared
@@ -42,24 +42,30 @@ class CachedDecoder(nn.Module):
 
     @overload
     @classmethod
-    def from_torch(cls, module: nn.TransformerDecoder) -> "CachedDecoder": ...
+    def from_torch(cls, module: nn.TransformerDecoder, *, attention_kernel: str = ...) -> "CachedDecoder": ...
     @overload
     @classmethod
-    def from_torch(cls, module: nn.Transformer) -> "tuple[nn.Module, CachedDecoder]": ...
+    def from_torch(
+        cls, module: nn.Transformer, *, attention_kernel: str = ...
+    ) -> "tuple[nn.Module, CachedDecoder]": ...
     @classmethod
-    def from_torch(cls, module: nn.Module) -> "CachedDecoder | tuple[nn.Module, CachedDecoder]":
+    def from_torch(
+        cls, module: nn.Module, *, attention_kernel: str = DEFAULT_KERNEL
+    ) -> "CachedDecoder | tuple[nn.Module, CachedDecoder]":
         """A cached decoder around the parameters of `module`, shared, not copied; nothing is converted or retrained.
 
         `nn.TransformerDecoder` gives a `CachedDecoder`; `nn.Transformer` gives its own encoder and the cached decoder.
-        Modes aren't shared: `train()` and `eval()` of one leave the other alone. Raises `TypeError`, naming the part,
-        for a class it doesn't know, and for hooks, parametrised, pruned or replaced parts.
+        Modes aren't shared: `train()` and `eval()` of one leave the other alone. `attention_kernel` is one of
+        `translator.attention.KERNELS`. Raises `TypeError`, naming the part, for a class it doesn't know, and for hooks,
+        parametrised, pruned or replaced parts; `UserError` for a kernel that is unknown or can't run here.
         """
         check_plain(module, "from_torch", (nn.TransformerDecoder, nn.Transformer))
         if isinstance(module, nn.Transformer):
-            return module.encoder, cls.from_torch(module.decoder)
+            return module.encoder, cls.from_torch(module.decoder, attention_kernel=attention_kernel)
         assert isinstance(module, nn.TransformerDecoder)
         decoder = cls([CachedDecoderLayer.from_torch(layer) for layer in module.layers], module.norm)
         decoder.training = module.training
+        decoder.attention_kernel = attention_kernel
         return decoder
 
     def packed(self, compute_type: str = "auto", *, threads: int | None = None) -> "PackedDecoder":
@@ -75,7 +81,7 @@ class CachedDecoder(nn.Module):
 
     def operations(self) -> StackOperations:
         """The plain operations, on the parameters as they are: training, and the reference."""
-        return EagerStack(self, self.layers)
+        return EagerStack(self, self.layers, self.chosen_kernel)
 
     @property
     def stack(self) -> list[CachedDecoderLayer]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from translator.attention import AttentionStep, CachedMultiheadAttention, FullPass, Product
 from translator.attention.masks import merge_masks
 from translator.decoder_layer import activation_function
-from translator.operations import Activation, EagerOperations, EagerStack, Operations, StackOperations
+from translator.operations import Activation, EagerOperations, EagerStack, KernelChoice, Operations, StackOperations
 
 
 class EncoderLayer(nn.Module):
@@ -64,7 +64,7 @@ def encoder_pass(x: Tensor, heads: int, key_padding_mask: Tensor | None) -> Full
     return FullPass(S, mask)
 
 
-class Encoder(nn.Module):
+class Encoder(KernelChoice, nn.Module):
     """A stack of `EncoderLayer`s and a final norm."""
 
     def __init__(self, layers: list[EncoderLayer], d_model: int, layer_norm_eps: float = 1e-5) -> None:
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
 
     def operations(self) -> StackOperations:
         """The plain operations, on the parameters as they are: training, and the reference."""
-        return EagerStack(self, self.layers)
+        return EagerStack(self, self.layers, self.chosen_kernel)
 
     def run(self, x: Tensor, key_padding_mask: Tensor | None, operations: StackOperations) -> Tensor:
         """`forward` on an engine's operations."""

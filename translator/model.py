@@ -48,6 +48,15 @@ class TranslationModel(nn.Module):
         for layer in (*self.encoder.layers, *self.decoder.layers):
             _use_byte_dropout(layer, config.dropout)
 
+    @property
+    def attention_kernel(self) -> str:
+        """See `CachedDecoder.attention_kernel`; setting it chooses for encoder and decoder."""
+        return self.decoder.attention_kernel
+
+    @attention_kernel.setter
+    def attention_kernel(self, name: str) -> None:
+        self.encoder.attention_kernel = self.decoder.attention_kernel = name
+
     def make_buffers(self) -> None:
         """Makes what no checkpoint holds, in a model that was put together on the meta device."""
         config = self.config

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from translator.attention.kernels import attend
+from translator.attention.named_kernels import DEFAULT_KERNEL, AttentionKernel, named_kernel
 
 
 class Operations(Protocol):
@@ -123,14 +125,52 @@ class EagerOperations:
         return self.layer._modules[name](x)  # type: ignore[misc]
 
 
+class ChosenKernel(EagerOperations):
+    """The same with another attention kernel."""
+
+    __slots__ = ("attention",)
+
+    def __init__(self, layer: nn.Module, kernel: AttentionKernel, part: nn.Module | None = None) -> None:
+        super().__init__(layer, part)
+        self.attention = kernel
+
+    def of(self, part: str) -> "ChosenKernel":
+        """See `Operations.of`."""
+        return ChosenKernel(self.layer, self.attention, self.layer._modules[part])  # type: ignore[arg-type]
+
+
+class KernelChoice:
+    """A stack of layers whose attention kernel can be chosen, by name."""
+
+    chosen_kernel: AttentionKernel | None = None
+    """None for the usual one, which costs no look-up."""
+
+    @property
+    def attention_kernel(self) -> str:
+        """What attends in plain PyTorch, one of `translator.attention.KERNELS`; engines have kernels of their own.
+
+        Setting it raises `UserError` for an unknown kernel, and for one that can't run where the stack is.
+        """
+        return DEFAULT_KERNEL if self.chosen_kernel is None else self.chosen_kernel.name
+
+    @attention_kernel.setter
+    def attention_kernel(self, name: str) -> None:
+        parameter = next(self.parameters(), None)  # type: ignore[attr-defined]
+        kernel = named_kernel(name, torch.device("cpu") if parameter is None else parameter.device)
+        self.chosen_kernel = None if name == DEFAULT_KERNEL else kernel
+
+
 class EagerStack:
     """The layers of a stack and its `norm`, as they are at the call."""
 
     __slots__ = ("layers", "stack")
 
-    def __init__(self, stack: nn.Module, layers: Iterable[nn.Module]) -> None:
+    def __init__(self, stack: nn.Module, layers: Iterable[nn.Module], kernel: AttentionKernel | None = None) -> None:
+        """`kernel` is what attends in the place of the usual one."""
         self.stack = stack
-        self.layers: Sequence[Operations] = [EagerOperations(layer) for layer in layers]
+        self.layers: Sequence[Operations] = [
+            EagerOperations(layer) if kernel is None else ChosenKernel(layer, kernel) for layer in layers
+        ]
 
     def norm(self, x: Tensor) -> Tensor:
         """See `StackOperations.norm`."""

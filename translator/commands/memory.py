@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from translator.bounds import MOST_POSITIONS, MOST_ROWS
-from translator.commands.options import CheckpointOption
+from translator.commands.options import CheckpointOption, DeviceOption
 from translator.console import check_outputs, is_standard_stream, show, write_bytes
 from translator.errors import UserError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "translator memory --budget 1GiB",
     "translator memory --preset llama2-7b --budget 10GiB",
+    "translator memory --kernels",
     "translator memory --attention latent --attention multihead --plot memory.png",
 )
 
@@ -48,6 +49,10 @@ def run(
     dtype: Annotated[
         str, typer.Option(help="float32, float16, bfloat16 or float64: of weights and cache.")
     ] = "float32",
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Instead, what each attention kernel needs, stores and gives.")
+    ] = False,
+    device: DeviceOption = "cpu",
     plot: Annotated[
         Path | None, typer.Option(help="Draw bytes by length into this .png, .pdf or .svg; - is standard output.")
     ] = None,
@@ -64,13 +69,17 @@ def run(
 
     if preset and (checkpoint or attention or cache):
         raise UserError("--preset: a known model, or a --checkpoint with --attention and --cache, not both")
+    if kernels and (preset or checkpoint or attention or cache or plot):
+        raise UserError("--kernels: they are the same for every model, and there is nothing to draw")
     check_outputs(plot=plot, json=json_)
     if plot:
         picture_format(plot)
     limit = None if budget is None else parse_bytes(budget, "--budget")
     heavy = None if weights is None else parse_bytes(weights, "--weights")
     aside = is_standard_stream(plot) or is_standard_stream(json_)
-    if preset:
+    if kernels:
+        values = _kernels(device, aside)
+    elif preset:
         values = _preset(preset, length, limit, heavy, plot, aside)
     else:
         accounts, longest = _accounts(checkpoint, attention, cache, length, beams, source_length, dtype)
@@ -96,6 +105,16 @@ def _preset(
         rules = [*preset.rules, *([preset.without] if preset.without else [])]
         curves = {rule.says or name: lambda tokens, rule=rule: rule.nbytes(tokens, preset.itemsize) for rule in rules}
         picture.plot(curves, _marks(budget, values["weights"]), lengths[-1], plot)
+    return values
+
+
+def _kernels(device: str, aside: bool) -> Any:
+    from translator.device import usable_device
+    from translator.diagnostics.memory.report import kernel_table, kernel_values
+
+    values = kernel_values(place := usable_device(device))
+    table, notes = kernel_table(values, place)
+    show(table, notes, aside=aside)
     return values
 
 

@@ -3,8 +3,10 @@
 from fractions import Fraction
 from typing import Any
 
+import torch
 from rich.table import Table
 
+from translator.attention import KERNELS
 from translator.diagnostics.memory.figures import NOT_APPLICABLE, fitting, last_within, short, sizes
 from translator.diagnostics.memory.layers import scores_matrix
 from translator.diagnostics.memory.own import OwnAccount, StackAccount
@@ -126,6 +128,35 @@ def own_table(values: list[Any], budget: int | None, beams: int, source_length: 
                 cells.append(said(stack["fit"]))
             table.add_row(one["structure"], kind, *cells, said(stack["outweighs_weights_after"]))
     return table, notes
+
+
+def kernel_values(device: torch.device) -> list[dict[str, Any]]:
+    """What each attention kernel needs and gives, and whether it runs on `device` here."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    stores = {(True, True): "yes", (False, False): "no", (True, False): "on CPUs", (False, True): "on GPUs"}
+    return [
+        {
+            "kernel": name,
+            "mask": kernel.mask,
+            "stores_scores": stores[kernel.stores_scores(cpu), kernel.stores_scores(gpu)],
+            "returns_weights": kernel.returns_weights,
+            "layouts": list(kernel.layouts),
+            "missing": kernel.missing(device),
+        }
+        for name, kernel in sorted(KERNELS.items())
+    ]
+
+
+def kernel_table(values: list[dict[str, Any]], device: torch.device) -> tuple[Table, list[str]]:
+    """One row a kernel; notes say why one doesn't run."""
+    table = Table(title="Attention kernels", title_justify="left", box=None, pad_edge=False)
+    for heading in ("kernel", "mask", "stores S × S", "returns weights", "reads K and V", f"runs on {device}"):
+        table.add_column(heading)
+    for one in values:
+        weights, runs = ("yes" if found else "no" for found in (one["returns_weights"], not one["missing"]))
+        layouts = " or ".join(one["layouts"])
+        table.add_row(one["kernel"], one["mask"], one["stores_scores"], weights, layouts, runs)
+    return table, [f"{one['kernel']}: {one['missing']}" for one in values if one["missing"]]
 
 
 def said(value: float | None) -> str:
