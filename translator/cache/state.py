@@ -13,14 +13,18 @@ from translator.attention.kernels import Kernel
 from translator.cache.lengths import Lengths
 from translator.cache.spec import CacheSpec
 from translator.cache.step import Step, View
+from translator.errors import UserError
 
 
 class CacheFullError(RuntimeError):
     """A step would need more slots than the container was given."""
 
 
-class UnsupportedCacheOperation(NotImplementedError):
-    """The state cannot do what was asked; the message names both."""
+class UnsupportedCacheOperation(UserError, NotImplementedError):
+    """The state cannot do what was asked; the message names both.
+
+    A mistake that a user can mend: another kind of cache, engine or structure can.
+    """
 
 
 class LayerState(ABC):

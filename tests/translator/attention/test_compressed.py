@@ -173,6 +173,7 @@ def test_what_cannot_be_done_is_named(options):
         grid.cache.crop(8)
     with pytest.raises(UnsupportedCacheOperation, match="'compressed' cannot keep its addresses"):
         grid.cache.prefix(1)
+    assert issubclass(UnsupportedCacheOperation, UserError)  # so that a command says it in one line
     with pytest.raises(ValueError, match="takes no mask of a caller"):
         grid.decoder(grid.random(1, 1, D), grid.cache, tgt_mask=torch.zeros(1, 10, dtype=torch.bool))
     with pytest.raises(ValueError, match="causal and takes no mask"):
