@@ -21,6 +21,7 @@ from translator.cache.indirect import IndirectCache
 from translator.cache.layer_step import LayerStep, StackStep
 from translator.cache.lengths import Lengths
 from translator.cache.named import NamedState
+from translator.cache.offloaded import OffloadedCache
 from translator.cache.paged import PagedCache, recall, remember
 from translator.cache.pool import BlockPool
 from translator.cache.quantised import QuantisedCache
@@ -57,6 +58,7 @@ __all__ = [
     "LayerStep",
     "Lengths",
     "NamedState",
+    "OffloadedCache",
     "PagedCache",
     "QuantisedCache",
     "SharedState",

@@ -71,7 +71,8 @@ class CacheSpec:
     Of kind `paged`: `page` tokens a block, `blocks` in all (by default what the memory allows, see `BlockPool`), or a
     `pool` of them that several caches use. Of `quantised`: `bits` of a code, tokens and channels in a `group` that
     shares a scale, and how many of the newest tokens, the `residual`, stay exact at least. Of `sliding`: the `window`
-    in tokens, a query's own included, and whether to keep the `past` that it doesn't show (1 or 0).
+    in tokens, a query's own included, and whether to keep the `past` that it doesn't show (1 or 0). Of `offloaded`:
+    `offload` to host "memory" or a "file", by default the first for a GPU and the second for a CPU.
     """
 
     kind: str = "dynamic"
@@ -89,6 +90,7 @@ class CacheSpec:
     residual: int = 32
     window: int | None = None
     past: int = 0
+    offload: str | None = None
 
     def __post_init__(self) -> None:
         container = container_of(self.kind)
@@ -100,6 +102,8 @@ class CacheSpec:
             raise ValueError(f"bits {self.bits}: codes have {', '.join(map(str, BITS))} bits")
         if self.residual < 0:
             raise ValueError(f"residual {self.residual} must be at least 0")
+        if self.offload not in (None, "memory", "file"):
+            raise ValueError(f"offload {self.offload!r} must be 'memory' or 'file'")
         container.check_spec(self)
         if self.capacity is None and container.needs_capacity:
             raise ValueError(f"cache kind {self.kind!r} needs a capacity: the most tokens a row will hold")

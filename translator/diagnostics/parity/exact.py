@@ -267,7 +267,7 @@ _WAYS: dict[str, Callable[[_Bench, ExactCheck], None]] = {
     **{
         f"steps and chunks, {kind}": _together(kind)
         for kind, container in sorted(CACHE_KINDS.items())
-        if container.in_place is not KeyValueState.in_place
+        if getattr(container, "kernels_may_read", container.in_place is not KeyValueState.in_place)
     },
     **{f"{count} thread{'s' * (count > 1)}": _with_threads(count) for count in THREADS},
 }
