@@ -33,9 +33,9 @@ from translator.pipeline import Translator
 from translator.textio import atomic_write_bytes, json_text
 
 LENGTHS = (16, 128, 512)
-SOURCE, ROUNDS, STEPS, SENTENCES = 40, 7, 6, 40
+SOURCE, ROUNDS, STEPS, SENTENCES = 40, 5, 6, 40
 CONTAINERS = (
-    "dynamic", "static", "indirect", "paged", "quantised,bits=8,group=8,residual=8",
+    "dynamic", "static", "indirect", "paged", "offloaded", "quantised,bits=8,group=8,residual=8",
     "quantised,bits=4,group=8,residual=8", "quantised,bits=2,group=8,residual=8", "sliding,window=32",
     "sliding,window=8", "sliding_static,window=8",
 )  # fmt: skip
