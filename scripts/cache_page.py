@@ -6,9 +6,9 @@ Usage: scripts/cache_page.py [--checkpoint DIR] [--lines 200] [--results results
 
 Containers hold the checkpoint's own weights. Bytes are those of one row's self-attention at a length, all layers. A
 token's time is the decoder alone, one row, a source of 40 tokens, plain PyTorch on one thread: rounds over all arms,
-medians. The logits' largest difference is against one pass without a cache, over the references of the test part, in
-fp32; BLEU is of its first lines, greedy. Structures have the sizes of the same model and random weights: nothing is
-said of how well they translate.
+medians. The logits' largest difference is against one pass without a cache, over the longest references of the test
+part, in fp32; BLEU is of its longest lines, greedy. Structures have the sizes of the same model and random weights:
+nothing is said of how well they translate.
 """
 
 import json
@@ -35,8 +35,8 @@ from translator.textio import atomic_write_bytes, json_text
 LENGTHS = (16, 128, 512)
 SOURCE, ROUNDS, STEPS, SENTENCES = 40, 5, 6, 40
 CONTAINERS = (
-    "dynamic", "static", "indirect", "paged", "offloaded", "quantised,bits=8,group=8,residual=8",
-    "quantised,bits=4,group=8,residual=8", "quantised,bits=2,group=8,residual=8", "sliding,window=32",
+    "dynamic", "static", "indirect", "paged", "offloaded", "quantised,bits=8,group=8,residual=0",
+    "quantised,bits=4,group=8,residual=0", "quantised,bits=2,group=8,residual=0", "sliding,window=32",
     "sliding,window=8", "sliding_static,window=8",
 )  # fmt: skip
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -110,7 +110,8 @@ def containers(path: Path, lines: int) -> dict[str, Any]:
         "small", [f'source_language="{config.source_language}"', f'target_language="{config.target_language}"']
     )
     test = load_data(recipe, base, lambda line: None).test
-    sources, references = test.sources[:lines], test.references[:lines]
+    longest = sorted(range(len(test.sources)), key=lambda i: -len(test.references[i][0]))[:lines]
+    sources, references = ([part[i] for i in longest] for part in (test.sources, test.references))
     pairs = [(source, some[0]) for source, some in zip(sources[:SENTENCES], references, strict=False)]
     arms = {name: Arm(checkpoint.model.decoder.eval(), cache_options(name)) for name in CONTAINERS}
     race(arms)
@@ -173,9 +174,9 @@ read their ratios.
 CONTAINERS_HEAD = """
 ## Containers
 
-Chosen with `--cache NAME`, on the model's own weights. The difference is the largest of any logit over {sentences}
-sentences, against one pass without a cache; BLEU is that of {lines} lines of the test part, greedy. Those that round or
-forget change what is computed, and say so on stderr.
+Chosen with `--cache NAME`, on the model's own weights. The difference is the largest of any logit over the
+{sentences} longest sentences of the test part, against one pass without a cache; BLEU is that of its {lines} longest
+lines, greedy. Those that round or forget change what is computed, and say so on stderr.
 
 | container | bytes at 16 | at 128 | at 512 | ms a token at 16 | at 128 | at 512 | largest Δ logit | BLEU |
 |---|---|---|---|---|---|---|---|---|

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 
-def as_text(table: Table) -> str:
+def as_text(table: Table, width: int = 160) -> str:
     """A table as plain text, whatever the terminal."""
-    console = Console(file=io.StringIO(), width=160, color_system=None)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().split("\n")).rstrip()

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from translator.cache import APPROXIMATE_KINDS, CACHE_KINDS, CacheSpec, DecoderCache
+from translator.cache import CACHE_KINDS, CacheSpec, DecoderCache
 from translator.config import STRICT
 from translator.diagnostics.subject import Subject
 from translator.errors import UserError
@@ -16,7 +16,7 @@ UNCACHED, TORCH = "none", "torch"
 
 def known_arms() -> tuple[str, ...]:
     """Every way of decoding there is: without a cache, with each container, PyTorch's own decoder."""
-    return (UNCACHED, *sorted(CACHE_KINDS), *sorted(APPROXIMATE_KINDS), TORCH)
+    return (UNCACHED, *sorted(CACHE_KINDS), TORCH)
 
 
 @validated(config=STRICT, frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from translator.cache import APPROXIMATE_KINDS, CACHE_KINDS
+from translator.cache import CACHE_KINDS
 from translator.console import write_bytes
 from translator.diagnostics.latency.arms import TORCH, UNCACHED
 from translator.diagnostics.latency.report import ArmLatency, LatencyReport, describe
@@ -23,7 +23,7 @@ def colour(name: str) -> str:
     """An arm's colour; every kind of cache has one of its own, as far as there are enough."""
     if name in COLOURS:
         return COLOURS[name]
-    return _CACHE_COLOURS[[*sorted(CACHE_KINDS), *sorted(APPROXIMATE_KINDS)].index(name) % len(_CACHE_COLOURS)]
+    return _CACHE_COLOURS[sorted(CACHE_KINDS).index(name) % len(_CACHE_COLOURS)]
 
 
 def picture_format(path: Path) -> str:

@@ -97,7 +97,8 @@ class SelfTestReport:
         return self.clean_passed and not self.missing and all(outcome.caught for outcome in self.outcomes)
 
     def __str__(self) -> str:
-        return "\n".join([as_text(self_test_table(self)), *self_test_notes(self), self_test_summary(self)])
+        table = as_text(self_test_table(self), width=100 + 20 * len(self.kinds))  # a column for each kind
+        return "\n".join([table, *self_test_notes(self), self_test_summary(self)])
 
 
 def random_model(seed: int = 3) -> TranslationModel:
